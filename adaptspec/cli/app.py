@@ -1,0 +1,42 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adaptspec.cli.bench import bench
+from adaptspec.cli.datastore import datastore
+from adaptspec.cli.demo import demo
+from adaptspec.cli.generate import generate
+from adaptspec.cli.pool import pool
+
+app = typer.Typer(
+    name="adaptspec",
+    help="Speculative decoding that chooses, at every step, how to draft. It never changes what the model says.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from adaptspec import __version__
+
+        typer.echo(f"adaptspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself; all the work is done by its commands."""
+
+
+for command in (demo, generate, bench, pool, datastore):
+    app.command()(command)

@@ -1,0 +1,90 @@
+"""`adaptspec pool`: what there is to draft with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+
+def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
+    """What a drafter is and needs, as plain values.
+
+    `path` says whether it takes weights or data: "none", "optional" or "required". Every drafter is lossless, since
+    drafts only suggest; what can be lossy is a verification rule.
+    """
+    from adaptspec.cli.common import weights_argument
+    from adaptspec.drafters import make_drafter
+
+    path = weights_argument(cls)
+    needs = cls.needs if path == "required" else make_drafter(name).needs  # an instance may need more than its class
+    return {
+        "name": name,
+        "summary": cls.summary or (cls.__doc__ or "").strip().partition("\n")[0],
+        "lossless": True,
+        "path": path,
+        "needs": {
+            "target_top_k": needs.target_top_k,
+            "taps": list(needs.taps),
+            "extra_rows": needs.extra_rows,
+            "target": needs.target,
+        },
+    }
+
+
+def needs_text(drafter: Mapping[str, Any]) -> str:
+    """The needs of a drafter in words."""
+    needs = drafter["needs"]
+    words = []
+    if needs["target_top_k"]:
+        words.append(f"the target's top {needs['target_top_k']} tokens")
+    if needs["taps"]:
+        words.append(f"hidden states after layers {', '.join(map(str, needs['taps']))}")
+    if needs["extra_rows"]:
+        words.append("rows of its own in the verify pass")
+    if needs["target"]:
+        words.append("the target's layers")
+    if drafter["path"] == "required":
+        words.append(f"a path: {drafter['name']}:PATH")
+    if not words:
+        words.append("only the text so far")
+    if drafter["path"] == "optional":
+        words.append(f"takes {drafter['name']}:PATH, too")
+    return "; ".join(words)
+
+
+def pool(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List every drafter and vocabulary head: what it needs, and whether it is lossless."""
+    from adaptspec.cli.common import available_vocab_heads, console
+    from adaptspec.drafters import DRAFTERS
+
+    drafters = [describe_drafter(name, cls) for name, cls in sorted(DRAFTERS.items())]
+    heads = [
+        {"name": name, "summary": (getattr(head, "summary", "") or head.__doc__ or "").strip().partition("\n")[0]}
+        for name, head in sorted(available_vocab_heads().items())
+    ]
+    if as_json:
+        typer.echo(json.dumps({"drafters": drafters, "vocab_heads": heads}, indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, fixed in (("drafter", True), ("lossless", True), ("needs", False), ("what it does", False)):
+        table.add_column(column, no_wrap=fixed)
+    for drafter in drafters:
+        lossless = "yes" if drafter["lossless"] else "no"
+        table.add_row(drafter["name"], lossless, needs_text(drafter), drafter["summary"])
+    output = console()
+    output.print(table, markup=False)
+    if heads:
+        vocabulary = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        vocabulary.add_column("vocabulary head", no_wrap=True)
+        vocabulary.add_column("what it does")
+        for head in heads:
+            vocabulary.add_row(head["name"], head["summary"])
+        output.print(vocabulary)

@@ -1,0 +1,88 @@
+"""Where a result comes from: enough to run it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("adaptspec", "torch", "transformers", "tokenizers", "numpy")
+
+
+def provenance(*, argv: Sequence[str], model: str, device: Any, dtype: str, seed: int) -> dict[str, Any]:
+    """What to store with every measured result.
+
+    Args:
+        argv: the command line without the program's name.
+        model: as the user named it.
+        device: a torch device.
+        dtype: the dtype in which the weights were loaded.
+    """
+    import torch
+
+    sha, dirty = git_state(Path(__file__).resolve().parent)
+    return {
+        "argv": ["adaptspec", *argv],
+        "git_sha": sha,
+        "git_dirty": dirty,
+        "versions": {"python": platform.python_version(), **library_versions()},
+        "model": model,
+        "device": device_name(device),
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Installed versions of the libraries that decide speed and output; what is not installed is left out."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def device_name(device: Any) -> str:
+    """For example "cuda:0 NVIDIA H200" or "cpu AMD EPYC (2 cores)"."""
+    if device.type == "cuda":
+        import torch
+
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"{device} {_processor()} ({os.cpu_count()} cores)"
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def git_state(folder: Path) -> tuple[str, bool | None]:
+    """Commit of the work tree that tracks `folder`, and whether it has uncommitted changes; ("", None) without one."""
+    # An installed package may lie inside somebody else's repository, which says nothing about this code.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return "", None
+    sha = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return (sha or "", bool(changes)) if sha else ("", None)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

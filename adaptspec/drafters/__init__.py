@@ -1,0 +1,32 @@
+"""Drafters by name. Importing this package registers all of them and imports no torch."""
+
+from adaptspec.drafters import (
+    draft_model,
+    layer_skip,
+    lookahead,
+    ngram_cache,
+    prompt_lookup,
+    rest,
+    sam,
+    suffix,
+    token_recycling,
+)
+from adaptspec.drafters.base import Drafter, Needs
+from adaptspec.drafters.registry import DRAFTERS, make_drafter, register_drafter
+
+__all__ = [
+    "DRAFTERS",
+    "Drafter",
+    "Needs",
+    "draft_model",
+    "layer_skip",
+    "lookahead",
+    "make_drafter",
+    "ngram_cache",
+    "prompt_lookup",
+    "register_drafter",
+    "rest",
+    "sam",
+    "suffix",
+    "token_recycling",
+]

@@ -1,0 +1,173 @@
+"""Drafting with a causal language model: rows run one depth after the other behind a cached prefix."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from adaptspec.target.hf import HFTarget
+from adaptspec.target.layout import decoder_layers
+from adaptspec.types import DraftContext, DraftTree, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ModelRows:
+    """Draft rows of one proposal behind the cached prefix of `runner`.
+
+    Rows are numbered as `adaptspec.trees` builders number them: row 0 is the root, later rows have earlier parents.
+
+    Args:
+        runner: holds the prefix; its `length` includes the root if `root_cached`.
+        root_cached: the root is part of the prefix, else it must be the first row that is run.
+        model: a view of the runner's model with fewer layers, or None.
+    """
+
+    def __init__(self, runner: HFTarget, *, root_cached: bool, model: torch.nn.Module | None = None) -> None:
+        self.runner = runner
+        self.model = model
+        self.first = 1 if root_cached else 0
+        self.depths = [0]
+        self.visible = [np.zeros(0, dtype=bool)] if root_cached else []
+
+    def run(self, token_ids: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        """Logits [R, V] after new rows; `parents` are row numbers, -1 for the root itself."""
+        rows = len(token_ids)
+        before = len(self.visible) - self.first
+        width = before + rows
+        visible = np.zeros((rows, width), dtype=bool)
+        depths = np.zeros(rows, dtype=np.int64)
+        for i, parent in enumerate(parents.tolist()):
+            if parent >= 0:
+                seen = self.visible[parent]
+                visible[i, : len(seen)] = seen
+                depths[i] = self.depths[parent] + 1
+                self.depths.append(int(depths[i]))
+            visible[i, before + i] = True
+        self.visible.extend(visible)
+        return self.runner.run_rows(token_ids, depths - self.first, visible, model=self.model)
+
+
+def draft_distribution(logits: torch.Tensor, sampling: Sampling, vocab_size: int) -> torch.Tensor:
+    """q as it is drawn from: after temperature, top-k and nucleus, over the target's vocabulary; float32 [R, V]."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    scores = fit_vocabulary(logits.float(), vocab_size)
+    ids = torch.zeros((len(scores), 1), dtype=torch.long)
+    if sampling.temperature not in (0.0, 1.0):
+        scores = TemperatureLogitsWarper(sampling.temperature)(ids, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p < 1.0:
+        scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    return torch.softmax(scores, dim=-1)
+
+
+def fit_vocabulary(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits over exactly the target's ids: padding beyond is dropped, missing ids get probability 0."""
+    width = logits.shape[-1]
+    if width > vocab_size:
+        return logits[..., :vocab_size]
+    if width < vocab_size:
+        return torch.nn.functional.pad(logits, (0, vocab_size - width), value=-torch.inf)
+    return logits
+
+
+def top_children(logits: torch.Tensor, count: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` most likely next tokens per row and their log-probabilities, [R, count] each."""
+    scores = torch.log_softmax(fit_vocabulary(logits.float(), vocab_size), dim=-1)
+    values, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    return ids.cpu().numpy(), values.double().cpu().numpy()
+
+
+def greedy_chain(
+    rows: ModelRows, root_logits: torch.Tensor, *, depth: int, min_confidence: float, vocab_size: int
+) -> DraftTree:
+    """The most likely token at every depth, ending where the model's probability for it falls below
+    `min_confidence` (Draft & Verify, arXiv 2309.08168, section 4: adaptive draft exit)."""
+    tokens: list[int] = []
+    scores: list[float] = []
+    total = 0.0
+    logits = root_logits
+    while len(tokens) < depth:
+        ids, log_probs = top_children(logits, 1, vocab_size)
+        if log_probs[0, 0] < np.log(max(min_confidence, 1e-30)):
+            break
+        total = min(total, total + float(log_probs[0, 0]))
+        tokens.append(int(ids[0, 0]))
+        scores.append(total)
+        if len(tokens) < depth:
+            logits = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
+    return DraftTree.chain(tokens, scores, evidence={"log_prob": np.diff(scores, prepend=0.0)})
+
+
+def sampled_chain(
+    rows: ModelRows, root_logits: torch.Tensor, context: DraftContext, *, depth: int, vocab_size: int
+) -> DraftTree:
+    """Tokens drawn from q at every depth, with the q rows (Leviathan et al., arXiv 2211.17192)."""
+    tokens: list[int] = []
+    drawn: list[torch.Tensor] = []
+    scores: list[float] = []
+    total = 0.0
+    logits = root_logits
+    while len(tokens) < depth:
+        q = draft_distribution(logits, context.sampling, vocab_size)[0]
+        cumulative = torch.cumsum(q.double(), dim=0)
+        threshold = context.rng.random() * float(cumulative[-1])
+        token = int(
+            torch.searchsorted(cumulative, torch.tensor([threshold], device=q.device, dtype=torch.float64), right=True)
+        )
+        token = min(token, int(torch.nonzero(q)[-1]))
+        total = min(total, total + float(torch.log(q[token])))
+        tokens.append(token)
+        drawn.append(q)
+        scores.append(total)
+        if len(tokens) < depth:
+            logits = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
+    if not tokens:
+        return DraftTree.empty()
+    draft_rows = np.append(np.arange(len(tokens)), -1)
+    evidence = {"log_prob": np.diff(scores, prepend=0.0)}
+    return DraftTree.chain(
+        tokens, scores, siblings="iid", draft_probs=torch.stack(drawn), draft_rows=draft_rows, evidence=evidence
+    )
+
+
+def with_layers(model: torch.nn.Module, keep: Sequence[int]) -> torch.nn.Module:
+    """A view of a causal language model that runs only the decoder layers `keep`; it shares every parameter and leaves
+    the model as it is.
+
+    Raises:
+        ValueError: the model is spread over devices by hooks that are tied to the original modules.
+    """
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise ValueError("skipping layers is not supported for a model that device_map spreads over several devices")
+    backbone, attribute = decoder_layers(model)
+    view = _shallow(backbone)
+    layers = getattr(backbone, attribute)
+    view._modules[attribute] = torch.nn.ModuleList([layers[k] for k in keep])
+    view.config = copy.copy(backbone.config)
+    if getattr(view.config, "layer_types", None) is not None:
+        view.config.layer_types = [backbone.config.layer_types[k] for k in keep]
+    return _replace(model, backbone, view)
+
+
+def _shallow(module: torch.nn.Module) -> torch.nn.Module:
+    clone = copy.copy(module)
+    clone.__dict__["_modules"] = dict(module._modules)
+    return clone
+
+
+def _replace(root: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the module objects on the way from `root` to `old`, ending in `new`."""
+    if root is old:
+        return new
+    clone = _shallow(root)
+    for name, child in root._modules.items():
+        if child is not None and any(module is old for module in child.modules()):
+            clone._modules[name] = _replace(child, old, new)
+    return clone

@@ -1,0 +1,269 @@
+"""One request's loop, and the only module that knows target, drafters, verifier and controller at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaptspec.control.controller import Controller, StepContext
+from adaptspec.drafters.base import Drafter
+from adaptspec.proposing import Proposer
+from adaptspec.target.base import Scored, Target
+from adaptspec.target.hf import feature_rows
+from adaptspec.target.rows import TargetRows, TokenBuffer, top_ids
+from adaptspec.types import (
+    Arm,
+    DraftContext,
+    DraftTree,
+    ExtraRows,
+    Observation,
+    Sampling,
+    StepRecord,
+    Verdict,
+)
+from adaptspec.verify import VERIFIERS, choose_verifier, sample, verify_greedy
+
+OnStep = Callable[[StepRecord, list[int]], None]
+ShouldStop = Callable[[torch.Tensor], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a request ends.
+
+    Attributes:
+        max_new_tokens: at least 1.
+        eos_token_ids: generation ends with the first of these.
+        should_stop: asked with all tokens [1, T] after every new token (stop strings, time limits); None if there is
+            nothing to ask.
+    """
+
+    max_new_tokens: int
+    eos_token_ids: frozenset[int] = frozenset()
+    should_stop: ShouldStop | None = None
+
+
+@dataclass(slots=True)
+class Clock:
+    """Splits a step's wall time: each `lap` returns the seconds since the one before."""
+
+    target: Target
+    last: float = field(default_factory=perf_counter)
+
+    def lap(self) -> float:
+        self.target.synchronize()
+        now = perf_counter()
+        seconds, self.last = now - self.last, now
+        return seconds
+
+
+class Session:
+    """Generates one sequence.
+
+    Args:
+        target: open for this request only.
+        drafters: by the name arms use.
+        controller: decides each step.
+        sampling: what the logits processors amount to, told to drafters.
+        processors: transformers `LogitsProcessorList`, applied per node along its own path.
+        verifier: a name of `adaptspec.verify.VERIFIERS`, used for the trees it is right for, or "auto".
+        limits: when to end.
+        rng: decides samples; one uniform per emitted token for drafts that are not sampled.
+        proposer: asks drafters and sets faulty ones aside.
+        on_step: called with the record and the tokens of every step.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        drafters: Mapping[str, Drafter],
+        controller: Controller,
+        proposer: Proposer,
+        sampling: Sampling,
+        processors: Any,
+        verifier: str,
+        limits: Limits,
+        rng: np.random.Generator,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self.target = target
+        self.drafters = drafters
+        self.controller = controller
+        self.proposer = proposer
+        self.sampling = sampling
+        self.processors = processors
+        self.verifier = verifier
+        self.limits = limits
+        self.rng = rng
+        self.draft_rng = rng.spawn(1)[0]  # its own stream: how much a drafter draws must not move the target's samples
+        self.on_step = on_step
+        self.trace: list[StepRecord] = []
+        self.new_tokens = 0
+        self.finish_reason: str | None = None
+        self.prefill_seconds = 0.0
+        self.top_k = max((d.needs.target_top_k for d in drafters.values()), default=0)
+        self.tokens: TokenBuffer | None = None
+
+    def run(self, prompt: torch.Tensor, *, prefix: torch.Tensor | None = None) -> torch.Tensor:
+        """All tokens [1, T] of the finished sequence.
+
+        Args:
+            prompt: int64 [P], what the model reads.
+            prefix: padding before the prompt, which only logits processors and the result contain.
+        """
+        try:
+            self._prefill(prompt, prefix)
+            while self.finish_reason is None:
+                self.step()
+            for name, drafter in self.proposer.healthy(self.drafters).items():
+                self.proposer.call(name, drafter.finish)
+        finally:
+            self.proposer.close()
+            self.target.close()
+        assert self.tokens is not None
+        return self.tokens.tensor()
+
+    def step(self) -> StepRecord:
+        """plan -> propose -> score -> verify -> commit -> observe -> learn -> record."""
+        assert self.tokens is not None
+        clock = Clock(self.target)
+        context = StepContext(self.tokens.length, self._remaining(), self.proposer.set_aside)
+        decision = self.controller.select(context)
+        controller_seconds = clock.lap()
+        tree, extra = self._propose(decision.arm)
+        draft_seconds = clock.lap()
+        scored = self.target.score(self._root(), tree, extra)
+        verdict = self._verify(scored, tree)
+        verify_seconds = clock.lap()
+        self.target.commit(verdict.path)
+        commit_seconds = clock.lap()
+        emitted = self._emit(verdict.token_ids)
+        other_seconds = clock.lap()
+        self._observe(decision.arm, scored, tree, verdict, emitted)
+        observe_seconds = clock.lap()
+        record = StepRecord(
+            step_id=decision.step_id,
+            position=self.tokens.length - len(emitted),
+            arm=str(decision.arm),
+            propensity=decision.propensity,
+            drafted=len(tree),
+            verified=len(tree),
+            accepted=len(verdict.path),
+            emitted=len(emitted),
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            commit_seconds=commit_seconds,
+            observe_seconds=observe_seconds,
+            controller_seconds=controller_seconds,
+            other_seconds=other_seconds,
+            fault=self.proposer.take_fault(),
+        )
+        self.controller.update(decision, record)
+        record = replace(record, controller_seconds=controller_seconds + clock.lap())
+        self.trace.append(record)
+        if self.on_step is not None:
+            self.on_step(record, emitted.tolist())
+        return record
+
+    def _prefill(self, prompt: torch.Tensor, prefix: torch.Tensor | None) -> None:
+        clock = Clock(self.target)
+        taps = sorted({tap for drafter in self.drafters.values() for tap in drafter.needs.taps})
+        self.target.tap(tuple(taps))
+        scored = self.target.prefill(prompt)
+        self.tokens = TokenBuffer(prompt if prefix is None else torch.cat([prefix.cpu(), prompt.cpu()]))
+        self._offset = self.tokens.length - len(prompt)
+        first = self._verify(scored, DraftTree.empty()).token_ids
+        self._emit(first)
+        if self.finish_reason is None:
+            committed = self.tokens.numpy()[self._offset :].copy()
+            for name, drafter in self.proposer.healthy(self.drafters).items():
+                wanted = {tap: scored.features[tap] for tap in drafter.needs.taps}
+                self.proposer.call(name, lambda d=drafter, w=wanted: d.prefill(committed, w))
+        self.prefill_seconds = clock.lap()
+        if self.on_step is not None:
+            self.on_step(_prefill_record(self.tokens.length - 1, self.prefill_seconds), first.tolist())
+
+    def _propose(self, arm: Arm) -> tuple[DraftTree, ExtraRows | None]:
+        drafter = self.drafters.get(arm.drafter)
+        depth = self._max_depth()
+        if drafter is None or depth < 1 or arm.drafter in self.proposer.set_aside:
+            return DraftTree.empty(), None
+        assert self.tokens is not None
+        context = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
+        tree, extra = self.proposer.propose(arm, drafter, context)
+        if extra is not None and len(extra.depths) and int(extra.depths.max()) > self._free_positions():
+            extra = None  # the last positions of the context belong to the draft
+        return tree, extra
+
+    def _verify(self, scored: Scored, tree: DraftTree) -> Verdict:
+        assert self.tokens is not None
+        rows = TargetRows(scored.logits, tree=tree, tokens=self.tokens, processors=self.processors)
+        if self.sampling.greedy and self.verifier != "typical":
+            return verify_greedy(tree, rows.argmax())
+        if len(tree) == 0:
+            token = sample(rows[0], self.rng.random())
+            return Verdict(np.zeros(0, np.int64), np.asarray([token], np.int64))
+        named = VERIFIERS.get(self.verifier)
+        fits = named is not None and named.objection(tree) is None
+        return choose_verifier(tree, greedy=False, name=self.verifier if fits else "auto").verify(tree, rows, self.rng)
+
+    def _emit(self, token_ids: np.ndarray) -> np.ndarray:
+        """Commit the tokens up to the first that ends the request. Returns the committed ones."""
+        assert self.tokens is not None
+        limits = self.limits
+        ids = token_ids.tolist()
+        count = 0
+        for count, token in enumerate(ids, start=1):
+            if token in limits.eos_token_ids:
+                self.finish_reason = "eos"
+            elif limits.should_stop is not None and limits.should_stop(self.tokens.stage(ids[:count])):
+                self.finish_reason = "stop"
+            elif self.new_tokens + count >= limits.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        self.tokens.append(ids[:count])
+        self.new_tokens += count
+        limit = self.target.context_limit
+        if self.finish_reason is None and limit is not None and self.tokens.length - self._offset > limit:
+            self.finish_reason = "context"
+        return token_ids[:count]
+
+    def _observe(self, arm: Arm, scored: Scored, tree: DraftTree, verdict: Verdict, emitted: np.ndarray) -> None:
+        if self.finish_reason is not None and len(emitted) < len(verdict.token_ids):
+            verdict = Verdict(verdict.path[: len(emitted)], emitted)
+        top = None
+        if self.top_k:
+            top = top_ids(scored.logits, self.top_k)
+        features = feature_rows(scored.features, verdict.path) if scored.features else {}
+        extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).cpu().numpy()
+        for name, drafter in self.proposer.healthy(self.drafters).items():
+            observation = Observation(tree, verdict, emitted, top, features, extra if name == arm.drafter else None)
+            self.proposer.call(name, lambda d=drafter, o=observation: d.observe(o))
+
+    def _root(self) -> int:
+        assert self.tokens is not None
+        return int(self.tokens.numpy()[-1])
+
+    def _remaining(self) -> int:
+        return self.limits.max_new_tokens - self.new_tokens
+
+    def _max_depth(self) -> int:
+        """Deepest useful node: one token of the step is the bonus, and every node needs a position in the context."""
+        return min(self._remaining() - 1, self._free_positions())
+
+    def _free_positions(self) -> int:
+        """Positions of the context behind the root."""
+        assert self.tokens is not None
+        limit = self.target.context_limit
+        return 2**31 if limit is None else limit - (self.tokens.length - self._offset)
+
+
+def _prefill_record(position: int, seconds: float) -> StepRecord:
+    return StepRecord(0, position, "prefill", 1.0, 0, 0, 0, 1, 0.0, seconds, 0.0, 0.0, 0.0, 0.0)

@@ -1,0 +1,292 @@
+"""A transformers causal language model as a `Target`: tree forward, hidden-state taps, key-value compaction."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from adaptspec.target.base import Scored, Target
+from adaptspec.target.compat import GrowingCache, attention_implementation
+from adaptspec.target.layout import TESTED_FAMILIES, Layout, inspect_model
+from adaptspec.types import DraftTree, ExtraRows
+
+_PROBED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_PROBE_TOLERANCE = 2e-2
+"""Largest difference, relative to the spread of the logits, between a tree forward and a plain one (bf16 rounding)."""
+
+
+class HFTarget(Target):
+    """Wraps a decoder-only transformers model of full or sliding-window attention. The model is not changed.
+
+    Sliding-window layers keep their whole history here and are masked by position, so trees cross the window exactly.
+    A family outside `TESTED_FAMILIES` is probed once: a small branching tree must give the logits of its paths.
+
+    Args:
+        model: a transformers causal language model, on any device, in float32, bfloat16 or float16.
+        tokenizer: used to compare vocabularies with draft models; may be None.
+        prefill_chunk: prompt tokens per forward pass.
+
+    Raises:
+        TypeError, ValueError: the model is not supported, with the reason.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, tokenizer: Any = None, prefill_chunk: int = 512) -> None:
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk must be >= 1, got {prefill_chunk}")
+        self.layout: Layout = inspect_model(model)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.prefill_chunk = prefill_chunk
+        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        self.context_limit = self.layout.context_limit
+        self.device = model.get_input_embeddings().weight.device
+        self.dtype = model.get_input_embeddings().weight.dtype
+        self.length = 0
+        self.cache: GrowingCache | None = None
+        self._taps: tuple[int, ...] = ()
+        self._tapped: dict[int, torch.Tensor] = {}
+        family = getattr(model.config, "model_type", "")
+        if family not in TESTED_FAMILIES and model not in _PROBED:
+            self._probe()
+            _PROBED.add(model)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Ask for the hidden states after `k` layers for each k in `layers` (1 to the number of layers)."""
+        count = len(self.layout.layers)
+        for layer in layers:
+            if not 1 <= layer <= count:
+                raise ValueError(f"tap must be in [1, {count}], got {layer}")
+        self._taps = tuple(layers)
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: torch.Tensor) -> Scored:
+        count = len(token_ids)
+        if count == 0:
+            raise ValueError("token_ids must not be empty")
+        if self.context_limit is not None and count > self.context_limit:
+            raise ValueError(f"the prompt has {count} tokens, the model's context holds {self.context_limit}")
+        self.cache = GrowingCache(len(self.layout.layers), count + 256)
+        self.length = 0
+        token_ids = token_ids.to(self.device)
+        logits = None
+        features: dict[int, list[torch.Tensor]] = {layer: [] for layer in self._taps}
+        for start in range(0, count, self.prefill_chunk):
+            chunk = token_ids[start : start + self.prefill_chunk]
+            rows = len(chunk)
+            causal = np.tri(rows, dtype=bool)
+            logits = self._forward(chunk, np.arange(rows), causal, logits_to_keep=1, plain=start == 0)
+            for layer in self._taps:
+                features[layer].append(self._tapped[layer])
+            self.length += rows
+        assert logits is not None
+        return Scored(logits, {layer: torch.cat(parts) for layer, parts in features.items()})
+
+    @torch.inference_mode()
+    def score(self, root: int, tree: DraftTree, extra: ExtraRows | None = None) -> Scored:
+        nodes = len(tree)
+        if nodes == 0 and extra is None:
+            ids = torch.tensor([root], device=self.device)
+            return Scored(self._forward(ids, _ONE_DEPTH, _ONE_VISIBLE, plain=self.layout.window is None), self._tapped)
+        rows = nodes + 1
+        ids, depths, visible = _rows_of(root, tree)
+        if extra is not None:
+            ids = np.concatenate([ids, extra.token_ids])
+            depths = np.concatenate([depths, extra.depths])
+            wide = np.zeros((len(ids), len(ids)), dtype=bool)
+            wide[:rows, :rows] = visible
+            wide[rows:, 0] = True
+            wide[rows:, rows:] = extra.visible
+            visible = wide
+        logits = self._forward(torch.from_numpy(ids).to(self.device), depths, visible)
+        features = {layer: hidden[:rows] for layer, hidden in self._tapped.items()}
+        return Scored(logits[:rows], features, None if extra is None else logits[rows:])
+
+    @torch.inference_mode()
+    def commit(self, path: np.ndarray) -> None:
+        cache = self._open_cache()
+        accepted = len(path)
+        if accepted and path[-1] != accepted - 1:  # rows of a chain that starts at node 0 already lie in place
+            cache.keep_rows(self.length + 1, torch.from_numpy(np.ascontiguousarray(path)))
+        self.length += 1 + accepted
+        cache.set_length(self.length)
+
+    def rollback(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length must be in [0, {self.length}], got {length}")
+        self.length = length
+        self._open_cache().set_length(length)
+
+    def close(self) -> None:
+        self.cache = None
+        self._tapped = {}
+        self.length = 0
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def run_rows(
+        self,
+        token_ids: np.ndarray,
+        depths: np.ndarray,
+        visible: np.ndarray,
+        *,
+        model: torch.nn.Module | None = None,
+    ) -> torch.Tensor:
+        """Forward rows behind whatever the cache holds and leave their keys and values there: for drafters that run
+        this model step by step. Undo with `rollback` or keep with `keep`.
+
+        Args:
+            token_ids: int64 [R].
+            depths: int64 [R], position minus `length`.
+            visible: bool [R, W], what each row sees of the W rows behind the first `length` (the last R are its own).
+            model: a view of the same model with fewer layers.
+
+        Returns:
+            logits [R, V].
+        """
+        ids = torch.from_numpy(np.ascontiguousarray(token_ids)).to(self.device)
+        with torch.inference_mode():
+            return self._forward(ids, depths, visible, model=model)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keep `rows` (ascending, counted from `length`) of what was run since, forget the rest."""
+        cache = self._open_cache()
+        if len(rows) and rows[-1] != len(rows) - 1:
+            cache.keep_rows(self.length, torch.from_numpy(np.ascontiguousarray(rows)))
+        self.length += len(rows)
+        cache.set_length(self.length)
+
+    def _open_cache(self) -> GrowingCache:
+        if self.cache is None:
+            raise RuntimeError("no sequence is open; call prefill first")
+        return self.cache
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        depths: np.ndarray,
+        visible: np.ndarray,
+        *,
+        logits_to_keep: int = 0,
+        plain: bool = False,
+        model: torch.nn.Module | None = None,
+    ) -> torch.Tensor:
+        """One forward of R rows at positions `length + depths`. With `plain` the model makes its own causal mask."""
+        cache = self._open_cache()
+        cache.reserve(self.length + visible.shape[1])
+        positions = (torch.from_numpy(depths) + self.length).to(self.device)
+        mask = None if plain else self._masks(depths, visible)
+        attention = self.layout.attention
+        with self._recording(), attention_implementation(self.model.config, attention):
+            output = (model or self.model)(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=mask,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **{self.layout.cache_argument: cache},
+            )
+        return output.logits[0]
+
+    def _masks(self, depths: np.ndarray, visible: np.ndarray) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Additive masks [1, 1, group * R, length + W], one per attention kind."""
+        rows, width = visible.shape
+        total = self.length + width
+        lowest = torch.finfo(self.dtype).min
+        tail = torch.zeros((rows, width), dtype=self.dtype)
+        tail.masked_fill_(torch.from_numpy(~visible), lowest)
+        full = torch.zeros((rows, total), dtype=self.dtype)
+        full[:, self.length :] = tail
+        masks: dict[str, torch.Tensor] = {}
+        for kind in self.layout.kinds:
+            mask = full
+            window = self.layout.window
+            if kind == "sliding_attention" and window is not None and total > window:
+                # A row at position p sees keys at positions p - window + 1 .. p. Visible draft rows are ancestors or
+                # the row itself; their positions are known only for rows of this forward.
+                position = torch.from_numpy(depths) + self.length
+                keys = torch.arange(self.length)[None, :]
+                mask = full.clone()
+                mask[:, : self.length].masked_fill_(keys <= position[:, None] - window, lowest)
+                own = torch.from_numpy(depths[None, :] <= depths[:, None] - window)
+                mask[:, total - rows :].masked_fill_(own, lowest)
+            masks[kind] = mask.repeat(self.layout.group, 1)[None, None].to(self.device)
+        return masks if self.layout.mapping else next(iter(masks.values()))
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Collect the tapped hidden states [R, H] of the forward inside the block."""
+        if not self._taps:
+            yield
+            return
+        self._tapped = {}
+
+        def hook(layer: int) -> Any:
+            def record(module: torch.nn.Module, args: Any, output: Any) -> None:
+                hidden = output[0] if isinstance(output, tuple) else output
+                self._tapped[layer] = hidden[0] if hidden.dim() == 3 else hidden
+
+            return record
+
+        handles = [self.layout.layers[k - 1].register_forward_hook(hook(k)) for k in self._taps]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _probe(self) -> None:
+        """Compare a branching tree with its paths run plainly.
+
+        Raises:
+            ValueError: the logits differ, so this architecture does something with rows that trees do not know.
+        """
+        ids = (torch.arange(7) * 37 + 11) % self.vocab_size
+        tokens = ids[3:].numpy()
+        tolerance = _PROBE_TOLERANCE if self.dtype == torch.float32 else 10 * _PROBE_TOLERANCE
+        try:
+            self.prefill(ids[:2])
+            tree_logits = self.score(
+                int(ids[2]), DraftTree(tokens, np.array([-1, 0, -1, 2]), np.zeros(4))
+            ).logits.float()
+            for path in ([0, 1], [2, 3]):
+                plain = self.prefill(torch.cat([ids[:3], torch.from_numpy(tokens[path])])).logits[-1].float()
+                difference = float((tree_logits[path[-1] + 1] - plain).abs().max() / plain.std().clamp_min(1e-6))
+                if not difference < tolerance:
+                    raise ValueError(
+                        f"{type(self.model).__name__} gives other logits for a tree than for its paths "
+                        f"(difference {difference:.2g} of their spread); this architecture is not supported"
+                    )
+        finally:
+            self.close()
+
+
+_ONE_DEPTH = np.zeros(1, np.int64)
+_ONE_VISIBLE = np.ones((1, 1), dtype=bool)
+
+
+def _rows_of(root: int, tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids [N + 1], depths [N + 1] and visibility [N + 1, N + 1] of the root and the nodes."""
+    rows = len(tree) + 1
+    ids = np.empty(rows, np.int64)
+    ids[0] = root
+    ids[1:] = tree.token_ids
+    visible = np.zeros((rows, rows), dtype=bool)
+    visible[0, 0] = True
+    for i, parent in enumerate(tree.parents.tolist(), start=1):
+        row = visible[i]
+        row[:] = visible[parent + 1]
+        row[i] = True
+    return ids, visible.sum(axis=1) - 1, visible
+
+
+def feature_rows(features: Mapping[int, torch.Tensor], path: np.ndarray) -> dict[int, torch.Tensor]:
+    """Hidden states [A + 1, H] of the root and the accepted path, per tap."""
+    rows = torch.from_numpy(np.concatenate([[0], path + 1]))
+    return {layer: hidden.index_select(0, rows.to(hidden.device)) for layer, hidden in features.items()}
