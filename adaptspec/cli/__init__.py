@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from adaptspec.cli.processor import prefer_fast_kernels
+
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -20,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None for those of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    prefer_fast_kernels()
     try:
         import rich  # noqa: F401
         import typer

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from adaptspec.cli.processor import processor_name, speed_settings
+
 LIBRARIES = ("adaptspec", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -35,6 +37,7 @@ def provenance(*, argv: Sequence[str], model: str, device: Any, dtype: str, seed
         "device": device_name(device),
         "dtype": dtype,
         "threads": torch.get_num_threads(),
+        "environment": speed_settings(),
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
@@ -58,16 +61,7 @@ def device_name(device: Any) -> str:
         import torch
 
         return f"{device} {torch.cuda.get_device_name(device)}"
-    return f"{device} {_processor()} ({os.cpu_count()} cores)"
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return f"{device} {processor_name()} ({os.cpu_count()} cores)"
 
 
 def git_state(folder: Path) -> tuple[str, bool | None]:

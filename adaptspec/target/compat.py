@@ -46,12 +46,12 @@ def packed_sdpa_attention(
 
     The usual function repeats keys and values once per query head, which copies the whole prefix in every layer.
     Here the query heads of a group become extra query rows: query [B, Hq, N, D] -> [B, Hkv, G * N, D], and the mask
-    comes already repeated, [1, 1, G * N, P + N]. Anything else (single query row, no mask, one head per group,
-    soft-capping) goes to the usual function, so values elsewhere are the library's own.
+    comes already repeated, [1, 1, G * N, P + N]. Anything else (no mask, a mask of N rows, one head per group) goes to
+    the usual function, so values elsewhere are the library's own.
     """
     groups = getattr(module, "num_key_value_groups", 1)
     rows = query.shape[2]
-    if attention_mask is None or attention_mask.shape[2] != groups * rows or groups == 1 or rows == 1:
+    if attention_mask is None or groups == 1 or attention_mask.shape[2] != groups * rows:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -93,7 +93,7 @@ class HFTarget(Target):
             ids = torch.tensor([root], device=self.device)
             return Scored(self._forward(ids, _ONE_DEPTH, _ONE_VISIBLE, plain=self.layout.window is None), self._tapped)
         rows = nodes + 1
-        ids, depths, visible = _rows_of(root, tree)
+        ids, depths, visible = tree_rows(root, tree)
         if extra is not None:
             ids = np.concatenate([ids, extra.token_ids])
             depths = np.concatenate([depths, extra.depths])
@@ -271,7 +271,7 @@ _ONE_DEPTH = np.zeros(1, np.int64)
 _ONE_VISIBLE = np.ones((1, 1), dtype=bool)
 
 
-def _rows_of(root: int, tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tree_rows(root: int, tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Token ids [N + 1], depths [N + 1] and visibility [N + 1, N + 1] of the root and the nodes."""
     rows = len(tree) + 1
     ids = np.empty(rows, np.int64)
