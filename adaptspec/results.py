@@ -32,6 +32,7 @@ class GenerationStats:
     acceptance_rate: float
     arms: dict[str, int]
     draft_seconds: float
+    evaluate_seconds: float
     verify_seconds: float
     commit_seconds: float
     observe_seconds: float
@@ -78,6 +79,7 @@ def stats_of(session: Session, *, seconds: float, lossless: bool) -> GenerationS
         name: sum(getattr(record, name) for record in trace)
         for name in (
             "draft_seconds",
+            "evaluate_seconds",
             "verify_seconds",
             "commit_seconds",
             "observe_seconds",

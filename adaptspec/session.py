@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaptspec.control.controller import Controller, StepContext
+from adaptspec.control.controller import Controller, StepContext, StepOutcome
 from adaptspec.drafters.base import Drafter
 from adaptspec.proposing import Proposer
 from adaptspec.target.base import Scored, Target
@@ -18,6 +18,7 @@ from adaptspec.target.hf import feature_rows
 from adaptspec.target.rows import TargetRows, TokenBuffer, top_ids
 from adaptspec.types import (
     Arm,
+    Decision,
     DraftContext,
     DraftTree,
     ExtraRows,
@@ -53,13 +54,21 @@ class Clock:
     """Splits a step's wall time: each `lap` returns the seconds since the one before."""
 
     target: Target
-    last: float = field(default_factory=perf_counter)
+    last: float = field(default_factory=lambda: perf_counter())
 
     def lap(self) -> float:
         self.target.synchronize()
         now = perf_counter()
         seconds, self.last = now - self.last, now
         return seconds
+
+
+@dataclass(slots=True)
+class Proposals:
+    """Trees and seconds by drafter."""
+
+    proposed: dict[str, DraftTree] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Session:
@@ -130,14 +139,16 @@ class Session:
         return self.tokens.tensor()
 
     def step(self) -> StepRecord:
-        """plan -> propose -> score -> verify -> commit -> observe -> learn -> record."""
+        """plan -> propose -> assemble -> score -> verify -> commit -> observe -> learn -> record."""
         assert self.tokens is not None
         clock = Clock(self.target)
         context = StepContext(self.tokens.length, self._remaining(), self.proposer.set_aside)
         decision = self.controller.select(context)
         controller_seconds = clock.lap()
-        tree, extra = self._propose(decision.arm)
-        draft_seconds = clock.lap()
+        trees, extra = self._propose(decision, clock)
+        assembly = self.controller.assemble(decision, trees.proposed)
+        tree = assembly.tree
+        controller_seconds += clock.lap()
         scored = self.target.score(self._root(), tree, extra)
         verdict = self._verify(scored, tree)
         verify_seconds = clock.lap()
@@ -150,13 +161,14 @@ class Session:
         record = StepRecord(
             step_id=decision.step_id,
             position=self.tokens.length - len(emitted),
-            arm=str(decision.arm),
+            arm=str(assembly.arm),
             propensity=decision.propensity,
-            drafted=len(tree),
+            drafted=sum(len(proposed) for proposed in trees.proposed.values()),
             verified=len(tree),
             accepted=len(verdict.path),
             emitted=len(emitted),
-            draft_seconds=draft_seconds,
+            draft_seconds=sum(seconds for name, seconds in trees.seconds.items() if name in assembly.used),
+            evaluate_seconds=sum(seconds for name, seconds in trees.seconds.items() if name not in assembly.used),
             verify_seconds=verify_seconds,
             commit_seconds=commit_seconds,
             observe_seconds=observe_seconds,
@@ -164,7 +176,19 @@ class Session:
             other_seconds=other_seconds,
             fault=self.proposer.take_fault(),
         )
-        self.controller.update(decision, record)
+        extra_rows = 0 if extra is None else len(extra.token_ids)
+        self.controller.update(
+            decision,
+            StepOutcome(
+                record,
+                tree,
+                trees.proposed,
+                emitted,
+                trees.seconds,
+                extra_rows=extra_rows,
+                finished=self.finish_reason is not None,
+            ),
+        )
         record = replace(record, controller_seconds=controller_seconds + clock.lap())
         self.trace.append(record)
         if self.on_step is not None:
@@ -189,17 +213,26 @@ class Session:
         if self.on_step is not None:
             self.on_step(_prefill_record(self.tokens.length - 1, self.prefill_seconds), first.tolist())
 
-    def _propose(self, arm: Arm) -> tuple[DraftTree, ExtraRows | None]:
-        drafter = self.drafters.get(arm.drafter)
+    def _propose(self, decision: Decision, clock: Clock) -> tuple[Proposals, ExtraRows | None]:
+        """Ask the drafters of the decision, each under the clock. Only the played one may add rows to the pass."""
+        proposals = Proposals()
+        extra: ExtraRows | None = None
         depth = self._max_depth()
-        if drafter is None or depth < 1 or arm.drafter in self.proposer.set_aside:
-            return DraftTree.empty(), None
+        if depth < 1:
+            return proposals, None
         assert self.tokens is not None
         context = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
-        tree, extra = self.proposer.propose(arm, drafter, context)
+        for arm in decision.asked:
+            if arm.drafter in self.proposer.set_aside:
+                continue
+            tree, rows = self.proposer.propose(arm, self.drafters[arm.drafter], context)
+            proposals.proposed[arm.drafter] = tree
+            proposals.seconds[arm.drafter] = clock.lap()
+            if arm.drafter == decision.arm.drafter:
+                extra = rows
         if extra is not None and len(extra.depths) and int(extra.depths.max()) > self._free_positions():
             extra = None  # the last positions of the context belong to the draft
-        return tree, extra
+        return proposals, extra
 
     def _verify(self, scored: Scored, tree: DraftTree) -> Verdict:
         assert self.tokens is not None
@@ -266,4 +299,4 @@ class Session:
 
 
 def _prefill_record(position: int, seconds: float) -> StepRecord:
-    return StepRecord(0, position, "prefill", 1.0, 0, 0, 0, 1, 0.0, seconds, 0.0, 0.0, 0.0, 0.0)
+    return StepRecord(0, position, "prefill", 1.0, 0, 0, 0, 1, 0.0, 0.0, seconds, 0.0, 0.0, 0.0, 0.0)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from adaptspec.bandits import Policy
 from adaptspec.control.arms import Budget, check_budgets, make_arms
-from adaptspec.control.controller import Controller, FixedController
+from adaptspec.control.learning import Objective
+from adaptspec.control.strategies import make_controller
 from adaptspec.drafters import Drafter, make_drafter
 from adaptspec.generation import Engine, Request, check_input_ids
 from adaptspec.names import unknown_name
@@ -24,9 +26,12 @@ class AdaptiveSpec:
 
     Args:
         pool: drafter names, "name:path-or-hub-id", `Drafter` objects, `Arm` objects or arm strings ("suffix@16").
-        strategy: "fixed:<arm>", for example "fixed:suffix@16" or "fixed:ar" (no speculation).
+        strategy: a policy's name ("hedge", "ucb", "exp3", ...), a `Policy` object, or "fixed:<arm>", for example
+            "fixed:suffix@16" or "fixed:ar" (no speculation).
         budgets: draft nodes to verify, root not counted.
         vocab: vocabularies of the draft head, for drafters that have one.
+        objective: "throughput" learns tokens per second, "accepted_length" tokens per step.
+        guard: share of the speed without speculation that learning may cost at most, None for no guard.
         seed: of everything random in this object.
         verifier: a rule of `adaptspec.verify.VERIFIERS` for sampled generation, or "auto". "typical" is lossy.
         draft_timeout: seconds after which a drafter is set aside for the request.
@@ -40,10 +45,12 @@ class AdaptiveSpec:
     def __init__(
         self,
         pool: Sequence[str | Drafter | Arm] = ("suffix", "token-recycling"),
-        strategy: str = "fixed:suffix@16",
+        strategy: str | Policy = "hedge",
         *,
         budgets: Sequence[Budget] = (8, 16, 32, 64),
         vocab: Sequence[str] = ("full",),
+        objective: Objective = "throughput",
+        guard: float | None = 0.05,
         seed: int = 0,
         verifier: str = "auto",
         draft_timeout: float = 10.0,
@@ -65,7 +72,9 @@ class AdaptiveSpec:
         self.strategy = strategy
         self.engine = Engine(
             drafters=self.drafters,
-            controller=_make_controller(strategy, self.drafters),
+            controller=make_controller(
+                strategy, arms=self.arms, drafters=self.drafters, objective=objective, guard=guard, seed=seed
+            ),
             verifier=verifier,
             draft_timeout=draft_timeout,
         )
@@ -200,20 +209,6 @@ def _as_arm(entry: object) -> Arm | None:
     if isinstance(entry, Arm):
         return entry
     return Arm.parse(entry) if isinstance(entry, str) and (entry == "ar" or "@" in entry) else None
-
-
-def _make_controller(strategy: str, drafters: dict[str, Drafter]) -> Controller:
-    if not isinstance(strategy, str) or not strategy.startswith("fixed:"):
-        raise ValueError(f"unknown strategy {strategy!r}. Valid: fixed:<arm>, such as fixed:suffix@16 or fixed:ar")
-    arm = Arm.parse(strategy.removeprefix("fixed:"))
-    if arm.drafter != "ar" and arm.drafter not in drafters:
-        raise ValueError(
-            f"strategy {strategy!r} plays the drafter {arm.drafter!r}, which is not in the pool: "
-            f"{', '.join(drafters) or '(empty)'}"
-        )
-    if arm.budget == "auto":
-        raise ValueError(f"a fixed arm needs a number as its budget, got {strategy!r}")
-    return FixedController(arm)
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -292,16 +292,27 @@ class ExtraRows:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do in one step: the arm, the probability it was chosen with, and an id that feedback refers to."""
+    """What to do in one step.
+
+    Attributes:
+        step_id: 1, 2, ... per controller; feedback refers to it.
+        arm: what is played.
+        propensity: the probability with which it was chosen.
+        asked: drafters to ask and with which budget: the played one, and those that are only learnt from.
+    """
 
     step_id: int
     arm: Arm
     propensity: float = 1.0
+    asked: tuple[Arm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One line of a trace. All times in seconds; `drafted` and `verified` count nodes without the root."""
+    """One line of a trace. All times in seconds; `drafted` and `verified` count nodes without the root.
+
+    `draft_seconds` belongs to the arm, `evaluate_seconds` to drafters that were asked only to learn from.
+    """
 
     step_id: int
     position: int
@@ -312,6 +323,7 @@ class StepRecord:
     accepted: int
     emitted: int
     draft_seconds: float
+    evaluate_seconds: float
     verify_seconds: float
     commit_seconds: float
     observe_seconds: float
@@ -324,6 +336,7 @@ class StepRecord:
         """Wall time of the step."""
         return (
             self.draft_seconds
+            + self.evaluate_seconds
             + self.verify_seconds
             + self.commit_seconds
             + self.observe_seconds

@@ -68,6 +68,7 @@ def step(arm: str, *, verified: int, accepted: int, fault: str | None = None) ->
         accepted=accepted,
         emitted=accepted + 1,
         draft_seconds=0.001,
+        evaluate_seconds=0.001,
         verify_seconds=0.001,
         commit_seconds=0.001,
         observe_seconds=0.001,

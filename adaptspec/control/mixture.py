@@ -1,0 +1,190 @@
+"""Draft first, then decide: one tree out of all proposals, as large as pays, or the best single proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
+from adaptspec.control.calibration import Calibrator
+from adaptspec.control.controller import Assembly, Controller, StepContext, StepOutcome
+from adaptspec.control.cost import CostModel
+from adaptspec.control.mixing import Mixer
+from adaptspec.control.rate import RunningRate
+from adaptspec.types import Arm, Decision, DraftTree
+
+Mode = Literal["mixture", "draft-then-choose"]
+
+CHEAP_SHARE = 0.02
+"""Drafters that cost less than this share of a step without speculation are asked at every step."""
+
+PROBE_SHARE = 0.02
+"""How often a drafter that does not seem to pay is asked all the same."""
+
+WORTH_RATE = 0.05
+"""Weight of the latest step in a drafter's running worth."""
+
+
+class EvidenceController(Controller):
+    """Asks drafters, calibrates what they propose, and verifies the nodes that pay.
+
+    "mixture": all proposals become one tree, in which every drafter is an expert that predicts the next token at the
+    nodes it proposes (see `Mixer`). "draft-then-choose": the proposal that promises most is verified alone. With one
+    drafter both are the budget "auto". How many nodes are verified follows from their calibrated values and the cost
+    table; zero is an answer.
+
+    A drafter whose own time matters is asked only while the tokens it adds are worth that time, and now and then to
+    find out whether they are again.
+
+    Only drafts that are picked, not sampled, are used: dropping a drawn token for what it is would not be lossless.
+    Verification by the target walk keeps the output exact at any temperature.
+
+    Args:
+        names: the drafters, in a fixed order.
+        cost: learns seconds.
+        mode: see above.
+        max_nodes: most nodes to ask of each drafter and to verify.
+        label: the arm that step records name in mode "mixture".
+        seed: of the probes.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        cost: CostModel,
+        mode: Mode = "mixture",
+        max_nodes: int = 64,
+        label: Arm | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not names:
+            raise ValueError("names must not be empty: there is nothing to draft with")
+        self.names = tuple(names)
+        self.cost = cost
+        self.mode = mode
+        self.max_nodes = max_nodes
+        self.label = label or Arm("mixture", "auto")
+        self.rate = RunningRate()
+        self.calibrators = {name: Calibrator() for name in self.names}
+        self.mixer = Mixer(self.names) if mode == "mixture" and len(self.names) > 1 else None
+        self._worth = np.zeros(len(self.names))
+        self._asked = np.zeros(len(self.names), dtype=np.int64)
+        self._rng = np.random.default_rng(seed)
+        self._candidates: list[Candidates] = []
+        self._position = 0
+        self._steps = 0
+
+    def drafters_in_play(self, names: Collection[str]) -> list[str]:
+        return [name for name in self.names if name in names]
+
+    def select(self, context: StepContext) -> Decision:
+        self._steps += 1
+        self._position = context.length
+        asked = []
+        for index, name in enumerate(self.names):
+            probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
+            if name in context.unavailable:
+                continue
+            if probe or self._asked[index] < 3 or self._worth[index] > 0.0 or self._is_cheap(name):
+                asked.append(Arm(name, self.max_nodes))
+        return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
+
+    def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
+        picked = {name: tree for name, tree in trees.items() if tree.siblings == "deterministic"}
+        self._candidates = []
+        if not picked:
+            return Assembly(DraftTree.empty(), decision.arm, frozenset(trees))
+        if self.mode == "mixture":
+            tree = self._mixed(picked)
+            return Assembly(tree, decision.arm, frozenset(trees))
+        best, best_value, winner = DraftTree.empty(), -np.inf, ""
+        for name, tree in picked.items():
+            candidates = value_candidates([tree], [name], calibrators=self.calibrators)
+            self._candidates.append(candidates)
+            kept, value = self._fit(candidates.tree)
+            if value > best_value:
+                best, best_value, winner = kept, value, name
+        return Assembly(best, Arm(winner, "auto") if len(best) else Arm.autoregressive(), frozenset(trees))
+
+    def update(self, decision: Decision, outcome: StepOutcome) -> None:
+        record = outcome.record
+        self.cost.observe_verify(record.verified + outcome.extra_rows, record.verify_seconds, context=record.position)
+        for name, seconds in outcome.draft_seconds.items():
+            self.cost.observe_draft(name, self.max_nodes, seconds)
+        self.cost.observe_overhead(
+            record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
+        )
+        self.rate.add(record.emitted, record.seconds)
+        for candidates in self._candidates:
+            learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer)
+        self._candidates = []
+
+    def _mixed(self, trees: Mapping[str, DraftTree]) -> DraftTree:
+        names = list(trees)
+        candidates = value_candidates(
+            list(trees.values()), names, calibrators=self.calibrators, mixer=self.mixer if len(self.names) > 1 else None
+        )
+        self._candidates = [candidates]
+        kept, value = self._fit(candidates.tree)
+        for name in names:
+            index = self.names.index(name)
+            self._asked[index] += 1
+            if self._is_cheap(name):
+                continue
+            others = [other for other in names if other != name]
+            without = 1.0 - self.rate.value * float(self._curve()[0])
+            if others:
+                rest = value_candidates(
+                    [trees[other] for other in others], others, calibrators=self.calibrators, mixer=self.mixer
+                )
+                without = self._fit(rest.tree)[1]
+            worth = value - without - self.rate.value * self.cost.draft_seconds(name, self.max_nodes)
+            self._worth[index] += WORTH_RATE * (worth - self._worth[index])
+        return kept
+
+    def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
+        """The nodes that pay, and expected tokens minus what their seconds are worth."""
+        curve = self._curve()
+        rate = self.rate.value
+        kept, expected = fit_to_cost(
+            tree, verify_curve=curve, rate=rate if rate > 0.0 else None, max_nodes=self.max_nodes
+        )
+        return kept, float(expected[len(kept)]) - rate * float(curve[len(kept)])
+
+    def _curve(self) -> np.ndarray:
+        return self.cost.verify_curve(self.max_nodes, context=self._position)
+
+    def _is_cheap(self, name: str) -> bool:
+        return self.cost.draft_seconds(name, self.max_nodes) <= CHEAP_SHARE * self.cost.verify_seconds(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, between requests."""
+        return {
+            "mode": self.mode,
+            "names": list(self.names),
+            "calibrators": {name: calibrator.state_dict() for name, calibrator in self.calibrators.items()},
+            "mixer": None if self.mixer is None else self.mixer.state_dict(),
+            "cost": self.cost.state_dict(),
+            "rate": self.rate.state(),
+            "worth": self._worth.tolist(),
+            "asked": self._asked.tolist(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError on a state of other drafters or another mode."""
+        for key, mine in (("mode", self.mode), ("names", list(self.names))):
+            if state.get(key) != mine:
+                raise ValueError(f"state: {key} must be {mine}, got {state.get(key)!r}")
+        for name, calibrator in self.calibrators.items():
+            calibrator.load_state_dict(state["calibrators"][name])
+        if self.mixer is not None:
+            self.mixer.load_state_dict(state["mixer"])
+        self.cost.load_state_dict(state["cost"])
+        self.rate = RunningRate(*(float(value) for value in state["rate"]))
+        self._worth = np.array(state["worth"], dtype=np.float64)
+        self._asked = np.array(state["asked"], dtype=np.int64)
+        self._rng.bit_generator.state = state["rng"]
