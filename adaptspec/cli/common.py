@@ -57,17 +57,9 @@ def check_at_least(minimum: int, **values: int | None) -> None:
 
 def available_strategies() -> tuple[str, ...]:
     """Names that `AdaptiveSpec(strategy=...)` takes besides `fixed:<arm>`."""
-    from adaptspec import AdaptiveSpec
+    from adaptspec.control.strategies import strategy_names
 
-    names = []
-    # The registry also holds policies that need to know the outcome (replay only), so the facade is asked.
-    for name in sorted({*_registry("adaptspec.bandits", "POLICIES"), *PREFERRED_STRATEGIES} - {"fixed"}):
-        try:
-            AdaptiveSpec(pool=list(default_pool())[:1], strategy=name, budgets=(8,))
-        except ValueError:
-            continue
-        names.append(name)
-    return tuple(names)
+    return strategy_names()
 
 
 def available_vocab_heads() -> dict[str, Any]:
