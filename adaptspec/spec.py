@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from adaptspec.generation import Engine, Request, check_input_ids
 from adaptspec.names import unknown_name
 from adaptspec.results import GenerationResult
 from adaptspec.session import OnStep
+from adaptspec.state_file import load_state, save_state
 from adaptspec.types import Arm, Sampling
 from adaptspec.verify import VERIFIERS
 
@@ -79,6 +81,73 @@ class AdaptiveSpec:
             draft_timeout=draft_timeout,
         )
         self._rng = np.random.default_rng(seed)
+        self._settings: dict[str, Any] = {
+            "pool": [str(entry) if isinstance(entry, (str, Arm)) else None for entry in pool],
+            "strategy": strategy if isinstance(strategy, str) else None,
+            "budgets": list(self.budgets),
+            "vocab": list(vocab),
+            "objective": objective,
+            "guard": guard,
+            "seed": seed,
+            "verifier": verifier,
+            "draft_timeout": draft_timeout,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was learnt, between requests: policy, costs, calibration, drafters, random state.
+
+        Raises:
+            TypeError: a custom drafter's `state_dict` holds something that cannot be saved.
+            OSError: the file cannot be written.
+        """
+        with self.engine.lock:
+            save_state(
+                path,
+                {
+                    "settings": self._settings,
+                    "rng": self._rng.bit_generator.state,
+                    "controller": self.engine.controller.state_dict(),
+                    "drafters": {name: drafter.state_dict() for name, drafter in self.drafters.items()},
+                },
+            )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        pool: Sequence[str | Drafter | Arm] | None = None,
+        strategy: str | Policy | None = None,
+    ) -> AdaptiveSpec:
+        """The object that `save` wrote: its future decisions are those the saved one would have taken.
+
+        Args:
+            pool, strategy: needed only where the saved object was given objects and not names.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a foreign or damaged file, or objects that are missing or do not fit.
+        """
+        state = load_state(path)
+        if missing := {"settings", "rng", "controller", "drafters"} - state.keys():
+            raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
+        settings = dict(state["settings"])
+        for name, given in (("pool", pool), ("strategy", strategy)):
+            saved = settings[name]
+            if given is not None:
+                settings[name] = given
+            elif saved is None or (name == "pool" and None in saved):
+                raise ValueError(f"{path} was saved with objects in {name}; pass {name}=")
+        spec = cls(**settings)
+        if state["drafters"].keys() != spec.drafters.keys():
+            raise ValueError(
+                f"{path} holds the drafters {', '.join(state['drafters'])}, the pool has {', '.join(spec.drafters)}"
+            )
+        for name, drafter in spec.drafters.items():
+            drafter.load_state_dict(state["drafters"][name])
+        spec.engine.controller.load_state_dict(state["controller"])
+        spec._rng.bit_generator.state = state["rng"]
+        return spec
 
     @property
     def last_result(self) -> GenerationResult | None:

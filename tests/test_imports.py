@@ -26,7 +26,7 @@ PACKAGE = ROOT / "adaptspec"
 POLICY_LAYER = {"names", "types", "bandits", "control"}
 PARTS = {"trees", "verify", "vocab", "drafters", "target"}
 NUMPY_ONLY = POLICY_LAYER | {"trees"}
-LOOP = {"proposing", "results", "session", "generation"}
+LOOP = {"proposing", "results", "session", "generation", "state_file"}
 BELOW_SPEC = POLICY_LAYER | PARTS | LOOP | {"kernels", "pretrained"}
 
 MAY_IMPORT: dict[str, set[str]] = {

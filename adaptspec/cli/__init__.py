@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     prefer_fast_kernels()
+    if argv is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # finished results are kept then as well
     try:
         import rich  # noqa: F401
         import typer

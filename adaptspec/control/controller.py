@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +84,15 @@ class Controller(ABC):
     @abstractmethod
     def update(self, decision: Decision, outcome: StepOutcome) -> None:
         """What came of it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, between requests; empty if nothing is."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError on a foreign or damaged state."""
+        if state:
+            raise ValueError(f"this strategy keeps no state, got the keys {', '.join(sorted(state))}")
 
 
 class FixedController(Controller):

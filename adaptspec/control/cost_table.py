@@ -60,6 +60,7 @@ class CostTable:
         self._cache: dict[Key, np.ndarray] = {}
         self._alone: dict[Key, np.ndarray] = {}
         self._nearest: dict[Key, Key | None] = {}
+        self._prior_curves: dict[int, np.ndarray] = {}
 
     def observe(self, key: Key, size: int, seconds: float) -> None:
         """Learn one measurement."""
@@ -158,7 +159,8 @@ class CostTable:
         reference, reach = self._assumed(key), -1
         neighbour = self._neighbour(key)
         if neighbour is not None:
-            reference = scaled(self._fit_alone(neighbour), reference, self._assumed(neighbour))
+            curve, assumed = self._fit_alone(neighbour), self._assumed(neighbour)
+            reference = curve if assumed is reference else scaled(curve, reference, assumed)
             reach = max(self.curves[neighbour])
         own = self.curves.get(key)
         return fit_curve(own, reference=reference, reach=reach) if own else reference.copy()
@@ -171,7 +173,12 @@ class CostTable:
         return curve
 
     def _assumed(self, key: Key) -> np.ndarray:
-        return self.prior.curve(1 << key[1]) if self.basis is None else self.basis.curve(key)
+        if self.basis is not None:
+            return self.basis.curve(key)
+        curve = self._prior_curves.get(key[1])
+        if curve is None:
+            curve = self._prior_curves[key[1]] = self.prior.curve(1 << key[1])
+        return curve
 
     def _neighbour(self, key: Key) -> Key | None:
         """The nearest other curve: same vocabulary first, then batch before context (it changes the cost more)."""

@@ -297,7 +297,7 @@ def bushy(seed: int, count: int, columns: Sequence[str]) -> DraftTree:
 
 
 def test_is_fast() -> None:
-    """Best of many, on one core of an old server: about 0.45 ms for 4 trees of 32 nodes, 0.2 ms for one of 64, 0.3 ms
+    """Best of many, on one core of an old server: about 0.6 ms for 4 trees of 32 nodes, 0.2 ms for one of 64, 0.3 ms
     to learn from 4."""
     columns = ("match_length", "count", "parent_count")
     names = ["suffix", "prompt-lookup", "rest", "token-recycling"]

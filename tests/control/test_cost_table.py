@@ -58,6 +58,18 @@ def test_cost_change_reaches_other_batch_and_context_buckets():
     assert table.curve(("full", 3, 12))[8] == pytest.approx(2.0, rel=0.06)
 
 
+def test_sizes_measured_since_the_change_are_not_scaled_again():
+    table = settled()
+    for size in (3, 5, 6, 7, 9, 10, 11, 12):
+        table.observe(HERE, size, 3 * cost(size))
+    assert table.curve(HERE)[64] == pytest.approx(cost(64), rel=0.05)  # new sizes do not suffice
+    before = table.curves[HERE][3].value
+    table.observe(HERE, 8, 3 * cost(8))
+    assert table.curve(HERE)[64] == pytest.approx(3 * cost(64), rel=0.1)
+    assert table.curves[HERE][3].value == before
+    assert table.curves[HERE][12].value == 3 * cost(12)
+
+
 def test_a_change_of_one_size_alone_does_not_move_the_others():
     table = settled(sizes=(0, 8, 64))
     for step in range(60):
