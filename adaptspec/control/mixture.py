@@ -13,6 +13,7 @@ from adaptspec.control.controller import Assembly, Controller, StepContext, Step
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixing import Mixer
 from adaptspec.control.rate import RunningRate
+from adaptspec.trees import truncate
 from adaptspec.types import Arm, Decision, DraftTree
 
 Mode = Literal["mixture", "draft-then-choose"]
@@ -26,6 +27,19 @@ PROBE_SHARE = 0.02
 WORTH_RATE = 0.05
 """Weight of the latest step in a drafter's running worth."""
 
+SURVEY = (0.0, 1.0, 0.25, 0.5)
+"""Shares of the candidates that are verified in turn to learn what sizes cost: at the start, and after a change."""
+
+SURPRISE = 1.25
+SURPRISES = 3
+"""So many steps in a row whose verification took so much more or less than expected are a change."""
+
+SURVEY_PAUSE = 25
+"""Least steps between two surveys."""
+
+REENTRY = 25
+"""After so many steps in a row in which nothing was worth verifying, one node is verified to see what it costs now."""
+
 
 class EvidenceController(Controller):
     """Asks drafters, calibrates what they propose, and verifies the nodes that pay.
@@ -36,7 +50,8 @@ class EvidenceController(Controller):
     table; zero is an answer.
 
     A drafter whose own time matters is asked only while the tokens it adds are worth that time, and now and then to
-    find out whether they are again.
+    find out whether they are again. What a size costs is known only once it was tried: the first steps, those after a
+    change of speed, and one step in fifty try sizes other than the best one, no speculation among them.
 
     Only drafts that are picked, not sampled, are used: dropping a drawn token for what it is would not be lossless.
     Verification by the target walk keeps the output exact at any temperature.
@@ -76,6 +91,12 @@ class EvidenceController(Controller):
         self._candidates: list[Candidates] = []
         self._position = 0
         self._steps = 0
+        self._survey = list(SURVEY)
+        self._since_survey = 0
+        self._surprises = 0
+        self._probe = 1.0
+        self._idle = 0
+        self._probing = False
 
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
         return [name for name in self.names if name in names]
@@ -83,6 +104,7 @@ class EvidenceController(Controller):
     def select(self, context: StepContext) -> Decision:
         self._steps += 1
         self._position = context.length
+        self._probe = float(self._rng.random())
         asked = []
         for index, name in enumerate(self.names):
             probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
@@ -98,20 +120,23 @@ class EvidenceController(Controller):
         if not picked:
             return Assembly(DraftTree.empty(), decision.arm, frozenset(trees))
         if self.mode == "mixture":
-            tree = self._mixed(picked)
-            return Assembly(tree, decision.arm, frozenset(trees))
-        best, best_value, winner = DraftTree.empty(), -np.inf, ""
+            candidates, best = self._mixed(picked)
+            return Assembly(self._sized(candidates, best), decision.arm, frozenset(trees))
+        best, best_value, winner, whole = DraftTree.empty(), -np.inf, "", DraftTree.empty()
         for name, tree in picked.items():
             candidates = value_candidates([tree], [name], calibrators=self.calibrators)
             self._candidates.append(candidates)
             kept, value = self._fit(candidates.tree)
             if value > best_value:
-                best, best_value, winner = kept, value, name
-        return Assembly(best, Arm(winner, "auto") if len(best) else Arm.autoregressive(), frozenset(trees))
+                best, best_value, winner, whole = kept, value, name, candidates.tree
+        tree = self._sized(whole, best)
+        return Assembly(tree, Arm(winner, "auto") if len(tree) else Arm.autoregressive(), frozenset(trees))
 
     def update(self, decision: Decision, outcome: StepOutcome) -> None:
         record = outcome.record
-        self.cost.observe_verify(record.verified + outcome.extra_rows, record.verify_seconds, context=record.position)
+        nodes = record.verified + outcome.extra_rows
+        self._notice_change(self.cost.verify_seconds(nodes, context=record.position), record.verify_seconds)
+        self.cost.observe_verify(nodes, record.verify_seconds, context=record.position)
         for name, seconds in outcome.draft_seconds.items():
             self.cost.observe_draft(name, self.max_nodes, seconds)
         self.cost.observe_overhead(
@@ -122,7 +147,33 @@ class EvidenceController(Controller):
             learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer)
         self._candidates = []
 
-    def _mixed(self, trees: Mapping[str, DraftTree]) -> DraftTree:
+    def _sized(self, candidates: DraftTree, best: DraftTree) -> DraftTree:
+        """The best tree, or one of another size to learn what it costs."""
+        most = min(len(candidates), self.max_nodes)
+        if self._survey and most:
+            return truncate(candidates, round(self._survey.pop(0) * most))
+        self._idle = self._idle + 1 if most and not len(best) else 0
+        if self._idle >= REENTRY:
+            self._idle, self._probing = 0, True
+            return truncate(candidates, 1)
+        if self._probe < PROBE_SHARE and len(best):
+            self._probing = True
+            size = (0, len(best) // 2, 2 * len(best) + 1)[int(self._probe * 3.0 / PROBE_SHARE)]
+            return truncate(candidates, min(size, most))
+        return best
+
+    def _notice_change(self, expected: float, measured: float) -> None:
+        """Start a survey of sizes when verification has become faster or slower."""
+        self._since_survey += 1
+        changed = not expected / SURPRISE <= measured <= expected * SURPRISE
+        self._surprises = self._surprises + 1 if changed else 0
+        surprised = changed if self._probing else self._surprises >= SURPRISES
+        self._probing = False
+        if surprised and not self._survey and self._since_survey >= SURVEY_PAUSE:
+            self._survey, self._since_survey, self._surprises = list(SURVEY), 0, 0
+
+    def _mixed(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree]:
+        """All candidates as one valued tree, and the part of it that pays."""
         names = list(trees)
         candidates = value_candidates(
             list(trees.values()), names, calibrators=self.calibrators, mixer=self.mixer if len(self.names) > 1 else None
@@ -143,7 +194,7 @@ class EvidenceController(Controller):
                 without = self._fit(rest.tree)[1]
             worth = value - without - self.rate.value * self.cost.draft_seconds(name, self.max_nodes)
             self._worth[index] += WORTH_RATE * (worth - self._worth[index])
-        return kept
+        return candidates.tree, kept
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
         """The nodes that pay, and expected tokens minus what their seconds are worth."""
@@ -171,6 +222,7 @@ class EvidenceController(Controller):
             "rate": self.rate.state(),
             "worth": self._worth.tolist(),
             "asked": self._asked.tolist(),
+            "survey": [self._survey, self._since_survey, self._surprises, self._idle],
             "rng": self._rng.bit_generator.state,
         }
 
@@ -187,4 +239,6 @@ class EvidenceController(Controller):
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
         self._worth = np.array(state["worth"], dtype=np.float64)
         self._asked = np.array(state["asked"], dtype=np.int64)
+        survey, self._since_survey, self._surprises, self._idle = state["survey"]
+        self._survey = list(survey)
         self._rng.bit_generator.state = state["rng"]
