@@ -53,6 +53,7 @@ $(MODEL): $(INSTALLED)
 	@$(BIN)/python -m adaptspec.target.embedded
 	@touch $@
 
-# Beside the newest version and not instead of it: PYTHONPATH puts these two packages first.
+# Beside the newest version and not instead of it: PYTHONPATH puts these packages first.
 $(OLDEST): $(INSTALLED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==5.16.1 huggingface-hub==1.33.0
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ transformers==5.16.1 huggingface-hub==1.33.0 \
+		httpx httpcore h11 anyio certifi idna shellingham
