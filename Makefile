@@ -26,7 +26,7 @@ test: $(MODEL)  ## the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-oldest: $(MODEL) $(OLDEST)  ## what touches transformers, with the oldest version supported
-	@PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/target tests/lossless $(ARGS)
+	@PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/target/test_hf_target.py tests/target/test_rows.py tests/lossless $(ARGS)
 
 lint: $(INSTALLED)  ## style and format
 	@$(BIN)/ruff check .

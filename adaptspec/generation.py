@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -37,19 +39,56 @@ class Engine:
         self.controller = controller
         self.verifier = verifier
         self.draft_timeout = draft_timeout
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.last_result: GenerationResult | None = None
-        self._targets: weakref.WeakKeyDictionary[torch.nn.Module, HFTarget] = weakref.WeakKeyDictionary()
+        self._busy = False
+
+    @contextmanager
+    def request(self, model: torch.nn.Module, tokenizer: Any) -> Iterator[HFTarget]:
+        """A target for one request, met by the drafters in play. Other threads wait for this object and for the model.
+
+        The target is made anew each time: it holds the model, and what it knows of it may have changed since.
+
+        Raises:
+            RuntimeError: called from inside a request of the same object, or a drafter is in use elsewhere.
+        """
+        with self.lock, _lock_of(model):
+            if self._busy:
+                raise RuntimeError("this AdaptiveSpec is already generating in this thread")
+            taken: list[Drafter] = []
+            self._busy = True
+            try:
+                for name in self.controller.drafters_in_play(self.drafters):
+                    drafter = self.drafters[name]
+                    if drafter in _IN_USE:
+                        raise RuntimeError(
+                            f"drafter {name!r} is in use by another request; give each AdaptiveSpec its own"
+                        )
+                    _IN_USE.add(drafter)
+                    taken.append(drafter)
+                yield self.target(model, tokenizer)
+            finally:
+                self._busy = False
+                for drafter in taken:
+                    _IN_USE.discard(drafter)
 
     def target(self, model: torch.nn.Module, tokenizer: Any) -> HFTarget:
-        """The target for a model; drafters meet it when it is new."""
-        target = self._targets.get(model)
-        if target is None:
-            target = HFTarget(model, tokenizer=tokenizer)
-            for name in self.controller.drafters_in_play(self.drafters):
-                self.drafters[name].bind(target)
-            self._targets[model] = target
+        """A new target for a model, met by the drafters in play."""
+        target = HFTarget(model, tokenizer=tokenizer)
+        for name in self.controller.drafters_in_play(self.drafters):
+            self.drafters[name].bind(target)
         return target
+
+
+_IN_USE: weakref.WeakSet[Drafter] = weakref.WeakSet()
+_MODEL_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_MODEL_LOCKS_LOCK = threading.Lock()
+
+
+def _lock_of(model: torch.nn.Module) -> threading.RLock:
+    """One lock per model: a request switches the attention implementation in its config."""
+    with _MODEL_LOCKS_LOCK:
+        return _MODEL_LOCKS.setdefault(model, threading.RLock())
 
 
 class Request:
@@ -72,19 +111,19 @@ class Request:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         started = perf_counter()
-        check_input_ids(input_ids, model)
         _check_generation_config(generation_config)
+        check_input_ids(input_ids, model)
         check_processors(logits_processor)
         padding = _left_padding(input_ids, model_kwargs)
         sampling = _sampling_of(generation_config)
         limits = _limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1])
         seed = self.seed if self.seed is not None else int(torch.randint(2**62, ()).item())
         engine = self.engine
-        with engine.lock:
-            target = engine.target(model, self.tokenizer)
+        with engine.request(model, self.tokenizer or tokenizer) as target:
             session = Session(
                 target=target,
                 drafters={name: engine.drafters[name] for name in engine.controller.drafters_in_play(engine.drafters)},
@@ -99,9 +138,11 @@ class Request:
             )
             if self.streamer is not None:
                 self.streamer.put(input_ids.cpu())
-            sequences = session.run(input_ids[0, padding:], prefix=input_ids[0, :padding] if padding else None)
-            if self.streamer is not None:
-                self.streamer.end()
+            try:
+                sequences = session.run(input_ids[0, padding:], prefix=input_ids[0, :padding] if padding else None)
+            finally:
+                if self.streamer is not None:
+                    self.streamer.end()
         stats = stats_of(
             session,
             seconds=perf_counter() - started,
@@ -149,7 +190,7 @@ def _check_generation_config(config: Any) -> None:
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(config, name, 1) or 1) != 1:
             raise ValueError(f"{name} must be 1, got {value}")
-    for name in ("penalty_alpha", "dola_layers", "assistant_model", "prompt_lookup_num_tokens"):
+    for name in ("penalty_alpha", "dola_layers", "assistant_model", "prompt_lookup_num_tokens", "force_words_ids"):
         if (value := getattr(config, name, None)) is not None:
             raise ValueError(f"{name} asks for another decoding method, got {value!r}")
     for name in _UNSUPPORTED_OUTPUTS:
@@ -164,7 +205,16 @@ def _left_padding(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> int:
     cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("a cache that already holds tokens is not supported; pass the whole input_ids")
-    mask = model_kwargs.get("attention_mask")
+    if model_kwargs.get("token_type_ids") is not None:
+        raise ValueError("token_type_ids is not supported with speculative decoding")
+    padding = _masked_columns(input_ids, model_kwargs.get("attention_mask"))
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and positions[0, padding:].tolist() != list(range(input_ids.shape[1] - padding)):
+        raise ValueError("position_ids must count the unmasked tokens from 0, got other positions")
+    return padding
+
+
+def _masked_columns(input_ids: torch.Tensor, mask: torch.Tensor | None) -> int:
     if mask is None:
         return 0
     if tuple(mask.shape) != tuple(input_ids.shape):

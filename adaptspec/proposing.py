@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from time import perf_counter
@@ -35,6 +36,7 @@ class Proposer:
         self.set_aside: dict[str, str] = {}
         self._fault: str | None = None
         self._worker: _Worker | None = None
+        self._hung: _Worker | None = None
 
     def healthy(self, drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
         """The drafters that have not been set aside."""
@@ -57,7 +59,13 @@ class Proposer:
                 _check_extra(extra, vocab_size=self.vocab_size, max_depth=context.max_depth)
             return tree, extra
 
+        stuck = _STUCK.get(drafter)
+        if stuck is not None and stuck.running:
+            self._give_up(arm.drafter, "its last proposal is still running")
+            return DraftTree.empty(), None
         answer = self.call(arm.drafter, ask, isolate=drafter.isolate)
+        if answer is None and self._hung is not None:
+            _STUCK[drafter], self._hung = self._hung, None
         return (DraftTree.empty(), None) if answer is None else answer
 
     def call(self, name: str, function: Callable[[], Any], *, isolate: bool = False) -> Any:
@@ -74,13 +82,19 @@ class Proposer:
                 raise DraftTimeout(f"took {perf_counter() - started:.1f} s, allowed are {self.timeout:g} s")
         except Exception as error:  # any fault of third-party drafting code may only cost speed, never the output
             if isinstance(error, DraftTimeout):
-                self._worker = None  # its thread may never come back; the next call gets a new one
-            reason = f"{name}: {type(error).__name__}: {error}"
-            self.set_aside[name] = reason
-            self._fault = reason
-            logger.warning("drafter set aside for this request: %s", reason)
+                self._hung, self._worker = (
+                    self._worker,
+                    None,
+                )  # its thread may never come back; the next call gets a new one
+            self._give_up(name, f"{type(error).__name__}: {error}")
             return None
         return answer
+
+    def _give_up(self, name: str, why: str) -> None:
+        reason = f"{name}: {why}"
+        self.set_aside[name] = reason
+        self._fault = reason
+        logger.warning("drafter set aside for this request: %s", reason)
 
     def take_fault(self) -> str | None:
         """The fault since the last call, for the step record."""
@@ -100,9 +114,11 @@ class _Worker:
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self.running = False
         threading.Thread(target=self._loop, name="adaptspec-drafter", daemon=True).start()
 
     def run(self, function: Callable[[], Any], timeout: float) -> Any:
+        self.running = True
         self._calls.put(function)
         try:
             answer, error = self._answers.get(timeout=timeout)
@@ -117,10 +133,16 @@ class _Worker:
 
     def _loop(self) -> None:
         while (function := self._calls.get()) is not None:
+            self.running = True
             try:
                 self._answers.put((function(), None))
             except BaseException as error:  # noqa: BLE001  handed to the caller, who decides
                 self._answers.put((None, error))
+            self.running = False
+
+
+_STUCK: weakref.WeakKeyDictionary[Drafter, _Worker] = weakref.WeakKeyDictionary()
+"""Drafters whose call never came back in time, and the thread in which it may still run."""
 
 
 def _check_extra(extra: ExtraRows, *, vocab_size: int, max_depth: int) -> None:

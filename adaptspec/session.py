@@ -237,7 +237,7 @@ class Session:
     def _verify(self, scored: Scored, tree: DraftTree) -> Verdict:
         assert self.tokens is not None
         rows = TargetRows(scored.logits, tree=tree, tokens=self.tokens, processors=self.processors)
-        if self.sampling.greedy and self.verifier != "typical":
+        if self.sampling.greedy:
             return verify_greedy(tree, rows.argmax())
         if len(tree) == 0:
             token = sample(rows[0], self.rng.random())
@@ -270,7 +270,7 @@ class Session:
 
     def _observe(self, arm: Arm, scored: Scored, tree: DraftTree, verdict: Verdict, emitted: np.ndarray) -> None:
         if self.finish_reason is not None and len(emitted) < len(verdict.token_ids):
-            verdict = Verdict(verdict.path[: len(emitted)], emitted)
+            verdict = Verdict(verdict.path[: max(0, len(emitted) - 1)], emitted)
         top = None
         if self.top_k:
             top = top_ids(scored.logits, self.top_k)

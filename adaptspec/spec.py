@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ class AdaptiveSpec:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
+        repetition_penalty: float | None = None,
         logits_processor: Sequence[Any] | None = None,
         stopping_criteria: Sequence[Any] | None = None,
         eos_token_id: int | Sequence[int] | None = None,
@@ -178,7 +179,8 @@ class AdaptiveSpec:
         Args:
             temperature: 0 is greedy.
             top_k, top_p: 0 and 1 switch them off.
-            repetition_penalty: 1 is off; applied to every draft node along its own path, like all processors.
+            repetition_penalty: 1 is off, None leaves it to the model's generation config; applied to every draft node
+                along its own path, like all processors.
             logits_processor, stopping_criteria: further transformers processors and criteria.
             eos_token_id: default: the model's generation config.
             stop_strings: end after any of these was produced; needs `tokenizer`.
@@ -195,7 +197,7 @@ class AdaptiveSpec:
         sampling = Sampling(temperature, top_k, top_p)
         _check_at_least("max_new_tokens", max_new_tokens, 1)
         _check_at_least("min_new_tokens", min_new_tokens, 0)
-        if not 0.0 < repetition_penalty < float("inf"):
+        if repetition_penalty is not None and not 0.0 < repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty must be > 0 and finite, got {repetition_penalty}")
         criteria = StoppingCriteriaList(stopping_criteria or [])
         if stop_strings:
@@ -207,6 +209,8 @@ class AdaptiveSpec:
             options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         if eos_token_id is not None:
             options["eos_token_id"] = eos_token_id
+        if repetition_penalty is not None:
+            options["repetition_penalty"] = repetition_penalty
         if min_new_tokens:
             options["min_new_tokens"] = min_new_tokens
         request = Request(
@@ -220,7 +224,8 @@ class AdaptiveSpec:
             input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_new_tokens,
-            repetition_penalty=repetition_penalty,
+            num_beams=1,
+            num_return_sequences=1,
             pad_token_id=_pad_token(model, eos_token_id),
             logits_processor=logits_processor,
             stopping_criteria=criteria,
@@ -237,10 +242,15 @@ class AdaptiveSpec:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
+        tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """The transformers way: `model.generate(..., custom_generate=spec)`. Samples follow `torch.manual_seed`."""
-        return self.hf()(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
+        """The transformers way: `model.generate(..., custom_generate=spec)`. Samples follow `torch.manual_seed`.
+
+        transformers hands no `streamer=` to a function: bind it with `custom_generate=spec.hf(streamer=...)`.
+        """
+        request = self.hf(tokenizer=tokenizer)
+        return request(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
     def hf(self, *, tokenizer: Any = None, streamer: Any = None, on_step: OnStep | None = None) -> Request:
         """A callable for `custom_generate=` with extras that transformers does not hand on, such as a streamer."""
@@ -281,7 +291,7 @@ def _as_arm(entry: object) -> Arm | None:
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 

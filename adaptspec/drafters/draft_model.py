@@ -33,7 +33,8 @@ class DraftModel(Drafter):
         branching: 1 drafts a chain; k > 1 a tree of at most k children per node (EAGLE-2's expansion and reranking),
             which is deterministic at any temperature.
         max_depth: tokens drafted in a row at most, each a forward pass of the model.
-        min_confidence: a chain ends where the model's probability for its token falls below this.
+        min_confidence: a greedy chain ends where the model's probability for its token falls below this; sampled
+            chains and trees do not look at it.
 
     Raises:
         ValueError: options out of range; on `bind`, token ids that differ from the target's.
@@ -180,6 +181,6 @@ def _check_same_tokens(draft: HFTarget, target: Target) -> None:
             raise ValueError("the draft model's tokenizer has other token ids than the target's")
     elif draft.vocab_size != target.vocab_size:
         raise ValueError(
-            f"the draft model's vocabulary has {draft.vocab_size} entries, the target's {target.vocab_size}; pass "
-            "tokenizer= to show that the ids are equal and only the padding differs"
+            f"the draft model's vocabulary has {draft.vocab_size} entries, the target's {target.vocab_size}; if only "
+            "the padding differs, name the draft model by its folder and pass the target's tokenizer= to generate"
         )

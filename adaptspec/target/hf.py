@@ -263,6 +263,10 @@ class HFTarget(Target):
                         f"{type(self.model).__name__} gives other logits for a tree than for its paths "
                         f"(difference {difference:.2g} of their spread); this architecture is not supported"
                     )
+        except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot score a tree, it is not supported: {error}"
+            ) from error
         finally:
             self.close()
 

@@ -91,6 +91,12 @@ def inspect_model(model: torch.nn.Module) -> Layout:
         )
     if getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt"):
         raise ValueError(f"{name} uses ALiBi, which takes positions from the row order; trees need explicit positions")
+    if getattr(config, "attention_types", None) is not None or getattr(config, "attn_temperature_tuning", False):
+        raise ValueError(
+            f"{name} takes attention windows or temperatures from the row order; trees need explicit positions"
+        )
+    if model.training and _has_dropout(model):
+        raise ValueError(f"{name} is in training mode with dropout, which makes its output random; call model.eval()")
     types = getattr(config, "layer_types", None)
     if types is not None and (strange := sorted(set(types) - set(_ATTENTION_KINDS))):
         raise ValueError(f"{name} has {', '.join(strange)} layers; supported are {' and '.join(_ATTENTION_KINDS)}")
@@ -108,19 +114,41 @@ def inspect_model(model: torch.nn.Module) -> Layout:
     if "position_ids" not in inspect.signature(inspect.unwrap(type(model).forward)).parameters:
         raise ValueError(f"{name}.forward takes no position_ids; trees need explicit positions")
     module, attribute = decoder_layers(model)
-    heads = getattr(config, "num_attention_heads", 1)
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    packed = implementation in ("sdpa", PACKED_SDPA)
-    limit = getattr(config, "max_position_embeddings", None)
+    groups = {getattr(part, "num_key_value_groups", 1) for part in module.modules() if hasattr(part, "head_dim")} or {1}
+    sdpa = implementation in ("sdpa", PACKED_SDPA)
+    packed = sdpa and len(groups) == 1  # layers of different grouping take the usual way
     return Layout(
         layers=tuple(getattr(module, attribute)),
         cache_argument=cache_argument(type(model)),
-        attention=PACKED_SDPA if packed else "eager",
-        group=heads // key_heads if packed else 1,
+        attention=PACKED_SDPA if packed else "sdpa" if sdpa else "eager",
+        group=groups.pop() if packed else 1,
         window=window,
         kinds=frozenset(types)
         if types is not None
         else frozenset(["sliding_attention" if window else "full_attention"]),
         mapping=types is not None and "sliding_attention" in types,
-        context_limit=limit if isinstance(limit, int) and limit > 0 else None,
+        context_limit=_context_limit(config),
+    )
+
+
+def _context_limit(config: Any) -> int | None:
+    """Positions within which rotary embeddings do not depend on how long the sequence is.
+
+    "dynamic" and "longrope" embeddings change beyond a length, for keys that are cached already too: such contexts end
+    there.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type", parameters.get("type")) in ("longrope", "dynamic"):
+            original = parameters.get("original_max_position_embeddings")
+            limits.append(original or getattr(config, "original_max_position_embeddings", None))
+    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    return min(found) if found else None
+
+
+def _has_dropout(model: torch.nn.Module) -> bool:
+    return any(
+        (isinstance(part, torch.nn.Dropout) and part.p > 0.0) or (getattr(part, "attention_dropout", 0.0) or 0.0) > 0.0
+        for part in model.modules()
     )

@@ -98,7 +98,7 @@ class TargetRows:
 
     def processed(self, row: int) -> torch.Tensor:
         """Scores [V] of one row after the processors, float32."""
-        scores = self.logits[row].float()[None]
+        scores = self.logits[row].to(torch.float32, copy=True)[None]  # processors may write into it
         if self.processors:
             ids = self.tokens.stage(self._path_tokens(row)).to(scores.device)
             scores = self.processors(ids, scores)

@@ -242,3 +242,131 @@ def test_a_draft_model_with_other_tokens_is_refused(model: Any) -> None:
     spec = AdaptiveSpec([DraftModel(other)], "fixed:draft-model@4")
     with pytest.raises(ValueError, match=f"vocabulary has {VOCAB + 8} entries, the target's {VOCAB}"):
         spec.generate(model, prompt(), max_new_tokens=4)
+
+
+def test_typical_is_for_sampling_only(model: Any) -> None:
+    spec = AdaptiveSpec(["suffix"], "fixed:suffix@8", verifier="typical")
+    result = spec.generate(model, prompt(), max_new_tokens=20)
+    assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=20))
+
+
+def test_processors_may_write_into_the_scores(model: Any) -> None:
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    class Ban(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores[:, 3] = -1e9
+            return scores
+
+    spec = AdaptiveSpec(["token-recycling"], "fixed:token-recycling@8")
+    options = {"max_new_tokens": 20, "logits_processor": LogitsProcessorList([Ban()])}
+    expected = reference(model, prompt(), **options)
+    assert torch.equal(reference(model, prompt(), custom_generate=spec, **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"position_ids": torch.arange(24)[None] + 10}, "must count the unmasked tokens from 0"),
+        ({"token_type_ids": torch.ones((1, 24), dtype=torch.long)}, "token_type_ids is not supported"),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(options: dict[str, Any], message: str) -> None:
+    gpt2 = FAMILIES["gpt2"]("sdpa")
+    spec = AdaptiveSpec(["suffix"], "fixed:ar")
+    with pytest.raises(ValueError, match=message):
+        reference(gpt2, prompt(), max_new_tokens=4, custom_generate=spec, **options)
+
+
+def test_one_object_serves_models_in_turn() -> None:
+    wide, narrow = FAMILIES["llama"]("sdpa"), tiny_models.make_llama(vocab_size=VOCAB - 32)
+    for arm in ("layer-skip@4", "lookahead@8"):
+        spec = AdaptiveSpec(["layer-skip", "lookahead"], f"fixed:{arm}")
+        for model in (wide, narrow, wide):
+            result = spec.generate(model, prompt(), max_new_tokens=10)
+            assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=10))
+            assert result.stats.set_aside == {}
+
+
+def test_a_request_inside_a_request_is_refused_and_not_a_deadlock(model: Any) -> None:
+    spec = AdaptiveSpec(["suffix"], "fixed:suffix@8")
+    with pytest.raises(RuntimeError, match="already generating in this thread"):
+        spec.generate(model, prompt(), max_new_tokens=8, on_step=lambda *_: spec.generate(model, prompt()))
+    assert spec.generate(model, prompt(), max_new_tokens=8).stats.new_tokens == 8
+
+
+def test_a_drafter_serves_one_request_at_a_time(model: Any) -> None:
+    from adaptspec.drafters import make_drafter
+
+    shared = make_drafter("suffix")
+    one, other = (AdaptiveSpec([shared], "fixed:suffix@8") for _ in range(2))
+    with pytest.raises(RuntimeError, match="in use by another request"):
+        one.generate(model, prompt(), max_new_tokens=8, on_step=lambda *_: other.generate(model, prompt()))
+
+
+def test_threads_on_one_model_wait_for_each_other(model: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    expected = reference(model, prompt(), max_new_tokens=12)
+    specs = [AdaptiveSpec(["suffix"], "fixed:suffix@8") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda spec: spec.generate(model, prompt(), max_new_tokens=12), specs * 3))
+    assert all(torch.equal(result.sequences, expected) for result in results)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_is_not_kept_alive() -> None:
+    import gc
+    import weakref
+
+    model = tiny_models.make_llama()
+    spec = AdaptiveSpec(["suffix"], "fixed:suffix@8")
+    spec.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_training_mode_with_dropout_is_refused() -> None:
+    model = FAMILIES["gpt2"]("sdpa").train()
+    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
+        AdaptiveSpec(["suffix"], "fixed:ar").generate(model, prompt(), max_new_tokens=4)
+
+
+def test_contexts_end_where_rotary_embeddings_change() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    config = Phi3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=40,
+        pad_token_id=0,
+        sliding_window=None,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0, 4.0, 5.0, 6.0],
+            "original_max_position_embeddings": 40,
+        },
+    )
+    model = Phi3ForCausalLM(config).eval()
+    result = AdaptiveSpec(["suffix"], "fixed:suffix@8").generate(model, prompt(), max_new_tokens=60)
+    assert result.finish_reason == "context"
+    assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=17))
+
+
+def test_row_order_attention_is_refused() -> None:
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    config = GPTNeoConfig(
+        vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    )
+    with pytest.raises(ValueError, match="from the row order"):
+        AdaptiveSpec(["suffix"]).generate(GPTNeoForCausalLM(config).eval(), prompt(), max_new_tokens=4)
