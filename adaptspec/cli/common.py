@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,6 +69,8 @@ def available_vocab_heads() -> dict[str, Any]:
 
 
 def _registry(module: str, attribute: str) -> dict[str, Any]:
+    if importlib.util.find_spec(module) is None:
+        return {}
     return getattr(importlib.import_module(module), attribute, {})
 
 
