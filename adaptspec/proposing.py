@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -82,10 +82,8 @@ class Proposer:
                 raise DraftTimeout(f"took {perf_counter() - started:.1f} s, allowed are {self.timeout:g} s")
         except Exception as error:  # any fault of third-party drafting code may only cost speed, never the output
             if isinstance(error, DraftTimeout):
-                self._hung, self._worker = (
-                    self._worker,
-                    None,
-                )  # its thread may never come back; the next call gets a new one
+                # Its thread may never come back; the next call gets a new one.
+                self._hung, self._worker = self._worker, None
             self._give_up(name, f"{type(error).__name__}: {error}")
             return None
         return answer
@@ -122,7 +120,7 @@ class _Worker:
         self._calls.put(function)
         try:
             answer, error = self._answers.get(timeout=timeout)
-        except Exception as empty:  # queue.Empty
+        except Empty as empty:
             raise DraftTimeout(f"no answer within {timeout:g} s") from empty
         if error is not None:
             raise error

@@ -15,6 +15,7 @@ from adaptspec.control.controller import Assembly, Controller, StepContext, Step
 from adaptspec.control.cost import CostModel
 from adaptspec.control.counterfactual import Follower, Reach
 from adaptspec.control.rate import RunningRate
+from adaptspec.control.step_costs import is_cheap, observe_step
 from adaptspec.trees import truncate
 from adaptspec.types import Arm, Decision, DraftTree
 
@@ -23,9 +24,6 @@ OBJECTIVES: tuple[Objective, ...] = ("throughput", "accepted_length")
 
 GAIN_TOKENS = 4.0
 """A step worth so many tokens more than the running average has gain 1, so many less gain 0."""
-
-CHEAP_SHARE = 0.02
-"""Drafters that cost less than this share of a step without speculation are asked at every step, to learn from."""
 
 
 @dataclass(slots=True)
@@ -36,7 +34,6 @@ class _Judged:
     start: int
     followers: dict[str, Follower]
     nodes: dict[str, int]
-    context: int
     tokens: float
     seconds: float
     reaches: dict[str, Reach] = field(default_factory=dict)
@@ -80,6 +77,7 @@ class PolicyController(Controller):
         self._members: dict[str, list[int]] = {}
         for index, arm in enumerate(arms[1:], start=1):
             self._members.setdefault(arm.drafter, []).append(index)
+        self._widest = {name: int(self._budgets[members].max()) for name, members in self._members.items()}
         self.rate = RunningRate()
         self._pointers = np.zeros(len(arms), dtype=np.int64)
         self._waiting: deque[_Judged] = deque()
@@ -99,9 +97,10 @@ class PolicyController(Controller):
         asked = [arm] if arm.drafter != "ar" else []
         if self.policy.full_information:
             asked = [
-                self._widest(drafter)
-                for drafter in self._members
-                if drafter not in context.unavailable and (drafter == arm.drafter or self._is_cheap(drafter))
+                Arm(drafter, budget)
+                for drafter, budget in self._widest.items()
+                if drafter not in context.unavailable
+                and (drafter == arm.drafter or is_cheap(self.cost, drafter, budget))
             ]
         return Decision(self._steps, arm, chosen.propensity, asked=tuple(asked))
 
@@ -116,7 +115,7 @@ class PolicyController(Controller):
         chosen, self._chosen = self._chosen, None
         assert chosen is not None, "update follows select"
         record = outcome.record
-        self._observe_costs(outcome)
+        observe_step(self.cost, outcome, budgets=self._widest)
         tokens, seconds = float(record.emitted), record.seconds
         self.rate.add(tokens, seconds)
         realised = outcome.tokens.tolist()
@@ -127,7 +126,6 @@ class PolicyController(Controller):
                 record.position,
                 {name: Follower(tree) for name, tree in outcome.trees.items() if tree.siblings == "deterministic"},
                 {name: len(tree) for name, tree in outcome.trees.items()},
-                record.position,
                 tokens,
                 seconds,
             )
@@ -142,24 +140,6 @@ class PolicyController(Controller):
             self.policy.update(
                 chosen, Feedback.of_arm(len(self.arms), chosen.index, gain=gain, tokens=tokens, seconds=played)
             )
-
-    def _widest(self, drafter: str) -> Arm:
-        """The arm of a drafter that holds all its others."""
-        return self.arms[max(self._members[drafter], key=lambda index: self._budgets[index])]
-
-    def _is_cheap(self, drafter: str) -> bool:
-        budget = int(self._budgets[self._members[drafter]].max())  # what was never measured costs nothing yet
-        return self.cost.draft_seconds(drafter, budget) <= CHEAP_SHARE * self.cost.verify_seconds(0)
-
-    def _observe_costs(self, outcome: StepOutcome) -> None:
-        record = outcome.record
-        self.cost.observe_verify(record.verified + outcome.extra_rows, record.verify_seconds, context=record.position)
-        for drafter, seconds in outcome.draft_seconds.items():
-            if drafter in self._members:
-                self.cost.observe_draft(drafter, int(self._budgets[self._members[drafter]].max()), seconds)
-        self.cost.observe_overhead(
-            record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
-        )
 
     def _judge_waiting(self, realised: list[int]) -> None:
         for judged in self._waiting:
@@ -184,13 +164,13 @@ class PolicyController(Controller):
         """Gains and mask [n_arms] of one decision; moves the arms' virtual pointers on."""
         gains = np.zeros(len(self.arms))
         observed = np.zeros(len(self.arms), dtype=np.bool_)
-        verify = self.cost.verify_curve(int(self._budgets.max()), context=judged.context)
+        verify = self.cost.verify_curve(int(self._budgets.max()), context=judged.start)
         overhead = self.cost.overhead_seconds()
         gains[0], observed[0] = self._gain(1.0, float(verify[0]) + overhead), True
         for name, reach in judged.reaches.items():
             if not reach.complete:
                 continue
-            draft = self.cost.draft_seconds(name, int(self._budgets[self._members[name]].max())) + overhead
+            draft = self.cost.draft_seconds(name, self._widest[name]) + overhead
             for index in self._members[name]:
                 if judged.start < self._pointers[index]:
                     continue

@@ -13,13 +13,11 @@ from adaptspec.control.controller import Assembly, Controller, StepContext, Step
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixing import Mixer
 from adaptspec.control.rate import RunningRate
+from adaptspec.control.step_costs import is_cheap, observe_step
 from adaptspec.trees import truncate
 from adaptspec.types import Arm, Decision, DraftTree
 
 Mode = Literal["mixture", "draft-then-choose"]
-
-CHEAP_SHARE = 0.02
-"""Drafters that cost less than this share of a step without speculation are asked at every step."""
 
 PROBE_SHARE = 0.02
 """How often a drafter that does not seem to pay is asked all the same."""
@@ -110,7 +108,7 @@ class EvidenceController(Controller):
             probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
             if name in context.unavailable:
                 continue
-            if probe or self._asked[index] < 3 or self._worth[index] > 0.0 or self._is_cheap(name):
+            if probe or self._asked[index] < 3 or self._worth[index] > 0.0 or is_cheap(self.cost, name, self.max_nodes):
                 asked.append(Arm(name, self.max_nodes))
         return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
 
@@ -136,12 +134,7 @@ class EvidenceController(Controller):
         record = outcome.record
         nodes = record.verified + outcome.extra_rows
         self._notice_change(self.cost.verify_seconds(nodes, context=record.position), record.verify_seconds)
-        self.cost.observe_verify(nodes, record.verify_seconds, context=record.position)
-        for name, seconds in outcome.draft_seconds.items():
-            self.cost.observe_draft(name, self.max_nodes, seconds)
-        self.cost.observe_overhead(
-            record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
-        )
+        observe_step(self.cost, outcome, budgets=dict.fromkeys(self.names, self.max_nodes))
         self.rate.add(record.emitted, record.seconds)
         for candidates in self._candidates:
             learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer)
@@ -175,15 +168,13 @@ class EvidenceController(Controller):
     def _mixed(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree]:
         """All candidates as one valued tree, and the part of it that pays."""
         names = list(trees)
-        candidates = value_candidates(
-            list(trees.values()), names, calibrators=self.calibrators, mixer=self.mixer if len(self.names) > 1 else None
-        )
+        candidates = value_candidates(list(trees.values()), names, calibrators=self.calibrators, mixer=self.mixer)
         self._candidates = [candidates]
         kept, value = self._fit(candidates.tree)
         for name in names:
             index = self.names.index(name)
             self._asked[index] += 1
-            if self._is_cheap(name):
+            if is_cheap(self.cost, name, self.max_nodes):
                 continue
             others = [other for other in names if other != name]
             without = 1.0 - self.rate.value * float(self._curve()[0])
@@ -207,9 +198,6 @@ class EvidenceController(Controller):
 
     def _curve(self) -> np.ndarray:
         return self.cost.verify_curve(self.max_nodes, context=self._position)
-
-    def _is_cheap(self, name: str) -> bool:
-        return self.cost.draft_seconds(name, self.max_nodes) <= CHEAP_SHARE * self.cost.verify_seconds(0)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt, between requests."""
