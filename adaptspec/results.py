@@ -33,6 +33,7 @@ class GenerationStats:
     arms: dict[str, int]
     draft_seconds: float
     evaluate_seconds: float
+    catch_up_seconds: float
     verify_seconds: float
     commit_seconds: float
     observe_seconds: float
@@ -80,6 +81,7 @@ def stats_of(session: Session, *, seconds: float, lossless: bool) -> GenerationS
         for name in (
             "draft_seconds",
             "evaluate_seconds",
+            "catch_up_seconds",
             "verify_seconds",
             "commit_seconds",
             "observe_seconds",

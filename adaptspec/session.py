@@ -17,7 +17,6 @@ from adaptspec.target.base import Scored, Target
 from adaptspec.target.hf import feature_rows
 from adaptspec.target.rows import TargetRows, TokenBuffer, top_ids
 from adaptspec.types import (
-    Arm,
     Decision,
     DraftContext,
     DraftTree,
@@ -65,10 +64,14 @@ class Clock:
 
 @dataclass(slots=True)
 class Proposals:
-    """Trees and seconds by drafter."""
+    """Trees and seconds by drafter, what catching up took, and the rows that one of them adds to the pass."""
 
     proposed: dict[str, DraftTree] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    catch_up_tokens: dict[str, int] = field(default_factory=dict)
+    catch_up_seconds: dict[str, float] = field(default_factory=dict)
+    extra: ExtraRows | None = None
+    extra_owner: str = ""
 
 
 class Session:
@@ -117,6 +120,7 @@ class Session:
         self.finish_reason: str | None = None
         self.prefill_seconds = 0.0
         self.top_k = max((d.needs.target_top_k for d in drafters.values()), default=0)
+        self.laggards = [name for name, drafter in drafters.items() if type(drafter).lag is not Drafter.lag]
         self.tokens: TokenBuffer | None = None
 
     def run(self, prompt: torch.Tensor, *, prefix: torch.Tensor | None = None) -> torch.Tensor:
@@ -142,21 +146,24 @@ class Session:
         """plan -> propose -> assemble -> score -> verify -> commit -> observe -> learn -> record."""
         assert self.tokens is not None
         clock = Clock(self.target)
-        context = StepContext(self.tokens.length, self._remaining(), self.proposer.set_aside)
+        context = StepContext(self.tokens.length, self._remaining(), self.proposer.set_aside, self._lags())
         decision = self.controller.select(context)
         controller_seconds = clock.lap()
-        trees, extra = self._propose(decision, clock)
+        trees = self._propose(decision, clock)
         assembly = self.controller.assemble(decision, trees.proposed)
         tree = assembly.tree
         controller_seconds += clock.lap()
-        scored = self.target.score(self._root(), tree, extra)
-        verdict = self._verify(scored, tree)
+        scored = self.target.score(self._root(), tree, trees.extra)
+        rows = TargetRows(scored.logits, tree=tree, tokens=self.tokens, processors=self.processors)
+        verdict = self._verify(rows, tree)
         verify_seconds = clock.lap()
+        probabilities = self._probabilities(rows, verdict)
+        controller_seconds += clock.lap()
         self.target.commit(verdict.path)
         commit_seconds = clock.lap()
         emitted = self._emit(verdict.token_ids)
         other_seconds = clock.lap()
-        self._observe(decision.arm, scored, tree, verdict, emitted)
+        self._observe(trees.extra_owner, scored, tree, verdict, emitted)
         observe_seconds = clock.lap()
         record = StepRecord(
             step_id=decision.step_id,
@@ -175,9 +182,9 @@ class Session:
             controller_seconds=controller_seconds,
             other_seconds=other_seconds,
             fault=self.proposer.take_fault(),
+            catch_up_seconds=sum(trees.catch_up_seconds.values()),
         )
-        extra_rows = 0 if extra is None else len(extra.token_ids)
-        self.controller.update(
+        notes = self.controller.update(
             decision,
             StepOutcome(
                 record,
@@ -185,11 +192,22 @@ class Session:
                 trees.proposed,
                 emitted,
                 trees.seconds,
-                extra_rows=extra_rows,
+                extra_rows=0 if trees.extra is None else len(trees.extra.token_ids),
                 finished=self.finish_reason is not None,
+                target_probs=None if probabilities is None else probabilities[: len(emitted)],
+                catch_up_tokens=trees.catch_up_tokens,
+                catch_up_seconds=trees.catch_up_seconds,
             ),
         )
-        record = replace(record, controller_seconds=controller_seconds + clock.lap())
+        record = replace(
+            record,
+            controller_seconds=controller_seconds + clock.lap(),
+            expected_tokens=notes.expected_tokens,
+            expected_seconds=notes.expected_seconds,
+            gain=notes.gain,
+            reason=notes.reason,
+            digest=notes.digest,
+        )
         self.trace.append(record)
         if self.on_step is not None:
             self.on_step(record, emitted.tolist())
@@ -197,12 +215,14 @@ class Session:
 
     def _prefill(self, prompt: torch.Tensor, prefix: torch.Tensor | None) -> None:
         clock = Clock(self.target)
+        self.controller.begin()
         taps = sorted({tap for drafter in self.drafters.values() for tap in drafter.needs.taps})
         self.target.tap(tuple(taps))
         scored = self.target.prefill(prompt)
         self.tokens = TokenBuffer(prompt if prefix is None else torch.cat([prefix.cpu(), prompt.cpu()]))
         self._offset = self.tokens.length - len(prompt)
-        first = self._verify(scored, DraftTree.empty()).token_ids
+        rows = TargetRows(scored.logits, tree=DraftTree.empty(), tokens=self.tokens, processors=self.processors)
+        first = self._verify(rows, DraftTree.empty()).token_ids
         self._emit(first)
         if self.finish_reason is None:
             committed = self.tokens.numpy()[self._offset :].copy()
@@ -213,30 +233,48 @@ class Session:
         if self.on_step is not None:
             self.on_step(_prefill_record(self.tokens.length - 1, self.prefill_seconds), first.tolist())
 
-    def _propose(self, decision: Decision, clock: Clock) -> tuple[Proposals, ExtraRows | None]:
+    def _propose(self, decision: Decision, clock: Clock) -> Proposals:
         """Ask the drafters of the decision, each under the clock. Only the played one may add rows to the pass."""
         proposals = Proposals()
-        extra: ExtraRows | None = None
         depth = self._max_depth()
         if depth < 1:
-            return proposals, None
+            return proposals
         assert self.tokens is not None
         context = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
         for arm in decision.asked:
             if arm.drafter in self.proposer.set_aside:
                 continue
-            tree, rows = self.proposer.propose(arm, self.drafters[arm.drafter], context)
+            drafter = self.drafters[arm.drafter]
+            if lag := self._lag(arm.drafter):
+                self.proposer.call(arm.drafter, drafter.catch_up)
+                proposals.catch_up_tokens[arm.drafter] = lag
+                proposals.catch_up_seconds[arm.drafter] = clock.lap()
+                if arm.drafter in self.proposer.set_aside:
+                    continue
+            tree, rows = self.proposer.propose(arm, drafter, context)
             proposals.proposed[arm.drafter] = tree
             proposals.seconds[arm.drafter] = clock.lap()
-            if arm.drafter == decision.arm.drafter:
-                extra = rows
+            if rows is not None and (arm.drafter == decision.arm.drafter or decision.first_only):
+                proposals.extra, proposals.extra_owner = rows, arm.drafter
+            if decision.first_only and len(tree):
+                break
+        extra = proposals.extra
         if extra is not None and len(extra.depths) and int(extra.depths.max()) > self._free_positions():
-            extra = None  # the last positions of the context belong to the draft
-        return proposals, extra
+            proposals.extra = None  # the last positions of the context belong to the draft
+        return proposals
 
-    def _verify(self, scored: Scored, tree: DraftTree) -> Verdict:
-        assert self.tokens is not None
-        rows = TargetRows(scored.logits, tree=tree, tokens=self.tokens, processors=self.processors)
+    def _lag(self, name: str) -> int:
+        """Tokens that a drafter must catch up on."""
+        if name not in self.laggards or name in self.proposer.set_aside:
+            return 0
+        drafter = self.drafters[name]
+        lag = self.proposer.call(name, lambda: drafter.lag)
+        return lag if isinstance(lag, int) else 0
+
+    def _lags(self) -> dict[str, int]:
+        return {name: lag for name in self.laggards if (lag := self._lag(name))}
+
+    def _verify(self, rows: TargetRows, tree: DraftTree) -> Verdict:
         if self.sampling.greedy:
             return verify_greedy(tree, rows.argmax())
         if len(tree) == 0:
@@ -245,6 +283,12 @@ class Session:
         named = VERIFIERS.get(self.verifier)
         fits = named is not None and named.objection(tree) is None
         return choose_verifier(tree, greedy=False, name=self.verifier if fits else "auto").verify(tree, rows, self.rng)
+
+    def _probabilities(self, rows: TargetRows, verdict: Verdict) -> np.ndarray | None:
+        """[A + 1, V], before the tokens are committed: processors look at what precedes each row."""
+        if self.sampling.greedy or not self.controller.wants_probabilities:
+            return None
+        return torch.stack([rows[row] for row in (0, *(verdict.path + 1).tolist())]).cpu().numpy()
 
     def _emit(self, token_ids: np.ndarray) -> np.ndarray:
         """Commit the tokens up to the first that ends the request. Returns the committed ones."""
@@ -268,7 +312,9 @@ class Session:
             self.finish_reason = "context"
         return token_ids[:count]
 
-    def _observe(self, arm: Arm, scored: Scored, tree: DraftTree, verdict: Verdict, emitted: np.ndarray) -> None:
+    def _observe(
+        self, extra_owner: str, scored: Scored, tree: DraftTree, verdict: Verdict, emitted: np.ndarray
+    ) -> None:
         if self.finish_reason is not None and len(emitted) < len(verdict.token_ids):
             verdict = Verdict(verdict.path[: max(0, len(emitted) - 1)], emitted)
         top = None
@@ -277,7 +323,7 @@ class Session:
         features = feature_rows(scored.features, verdict.path) if scored.features else {}
         extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).cpu().numpy()
         for name, drafter in self.proposer.healthy(self.drafters).items():
-            observation = Observation(tree, verdict, emitted, top, features, extra if name == arm.drafter else None)
+            observation = Observation(tree, verdict, emitted, top, features, extra if name == extra_owner else None)
             self.proposer.call(name, lambda d=drafter, o=observation: d.observe(o))
 
     def _root(self) -> int:

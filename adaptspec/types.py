@@ -303,19 +303,28 @@ class Decision:
         arm: what is played.
         propensity: the probability with which it was chosen.
         asked: drafters to ask and with which budget: the played one, and those that are only learnt from.
+        first_only: ask in this order, and no further once one has proposed something.
     """
 
     step_id: int
     arm: Arm
     propensity: float = 1.0
     asked: tuple[Arm, ...] = ()
+    first_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One line of a trace. All times in seconds; `drafted` and `verified` count nodes without the root.
+    """One line of a run's record. All times in seconds; `drafted` and `verified` count nodes without the root.
 
-    `draft_seconds` belongs to the arm, `evaluate_seconds` to drafters that were asked only to learn from.
+    Attributes:
+        draft_seconds: of the drafters whose proposals were played.
+        evaluate_seconds: of drafters that were asked only to learn from.
+        catch_up_seconds: bringing drafters up that had not been asked for a while; charged to the run, not to the arm.
+        expected_tokens, expected_seconds: what the controller expected of the step; None if it expects nothing.
+        gain: tokens emitted minus what the charged seconds are worth at the run's rate so far.
+        reason: why the step was decided as it was, a key of `adaptspec.control.controller.REASONS`.
+        digest: hash of all that the controller was told up to this step; equal on replicas that decide alike.
     """
 
     step_id: int
@@ -334,6 +343,12 @@ class StepRecord:
     controller_seconds: float
     other_seconds: float
     fault: str | None = None
+    catch_up_seconds: float = 0.0
+    expected_tokens: float | None = None
+    expected_seconds: float | None = None
+    gain: float | None = None
+    reason: str = ""
+    digest: str = ""
 
     @property
     def seconds(self) -> float:
@@ -341,6 +356,7 @@ class StepRecord:
         return (
             self.draft_seconds
             + self.evaluate_seconds
+            + self.catch_up_seconds
             + self.verify_seconds
             + self.commit_seconds
             + self.observe_seconds

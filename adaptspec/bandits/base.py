@@ -146,6 +146,9 @@ class Policy(ABC):
         self._learn(decision, feedback)
         self._open[slot] = 0
 
+    def finish(self, request: str | int) -> None:
+        """A request ended: what is kept for it alone can be dropped. Nothing is, by most policies."""
+
     @abstractmethod
     def _choose(self, context: Any) -> Choice: ...
 

@@ -108,6 +108,12 @@ class Guard(Wrapper):
         """Measured tokens per second without speculation; None before the first measurement."""
         return float(self._baseline[1] / self._baseline[2]) if self._baseline[2] > 0.0 else None
 
+    @staticmethod
+    def overruled(decision: PolicyDecision) -> bool:
+        """Whether a decision of a guard is not what the inner policy chose."""
+        inner, _, _ = decision.memo
+        return decision.index != inner.index
+
     def calibrate(self, index: int, *, seconds: float, tokens: float = 1.0) -> None:
         """Say what a step of arm `index` takes (a calibration run, a cost table), instead of `assumed_slowdown`."""
         if not 0 <= index < self.n_arms:

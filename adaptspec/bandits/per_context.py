@@ -35,6 +35,10 @@ class PerContext(Policy):
         """The learner that serves `bucket` now."""
         return self._policies[self._ordinals.get(bucket, 0)]
 
+    def finish(self, request: str | int) -> None:
+        for policy in self._policies:
+            policy.finish(request)
+
     def _choose(self, context: Any) -> Choice:
         bucket = context_key(context, "bucket")
         ordinal = 0 if bucket is None else self._ordinals.get(bucket, -1)

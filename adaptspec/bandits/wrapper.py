@@ -23,6 +23,9 @@ class Wrapper(Policy):
         self.full_information = policy.full_information
         self.off_policy = policy.off_policy
 
+    def finish(self, request: str | int) -> None:
+        self.policy.finish(request)
+
 
 def as_played(inner: PolicyDecision, outer: PolicyDecision) -> PolicyDecision:
     """The inner policy's own decision, with the arm and the probabilities that were really played."""

@@ -96,7 +96,7 @@ def totals(measurements: Sequence[Measurement]) -> dict[str, Any]:
     if steps:
         verified = sum(step.verified for step in steps)
         result["acceptance_rate"] = sum(step.accepted for step in steps) / verified if verified else None
-        for part in ("draft", "verify", "commit", "observe", "controller", "other"):
+        for part in ("draft", "evaluate", "catch_up", "verify", "commit", "observe", "controller", "other"):
             result[f"{part}_seconds"] = sum(getattr(step, f"{part}_seconds") for step in steps)
         result["arms"] = {arm: n / len(steps) for arm, n in Counter(step.arm for step in steps).most_common()}
         result["faults"] = dict(Counter(step.fault for step in steps if step.fault))

@@ -18,18 +18,38 @@ class Reach:
     Attributes:
         ranks: per accepted node the place at which a growing budget takes it in, from the root down.
         complete: False if the text ended before the proposal did, which makes the reach a lower bound.
+        masses: where the target samples: per node of the text that has children in the tree, the root first, the
+            children's ranks and the target's probabilities of them. None where it is greedy.
     """
 
     ranks: tuple[int, ...]
     complete: bool
+    masses: tuple[tuple[np.ndarray, np.ndarray], ...] | None = None
 
     def length(self, budget: int) -> int:
-        """Tokens that the step would have gained at a node budget, bonus included.
+        """Tokens that this very text would have gained the step at a node budget, bonus included.
 
         Trees of growing budgets are nested (`budget_order`), so this is 1 + the accepted nodes of rank < budget: exact
         for every budget up to the one that was asked for.
         """
         return 1 + sum(rank < budget for rank in self.ranks)
+
+    def expected_length(self, budget: int) -> float:
+        """An estimate of the mean of `length` over what the target might have written, of lower variance.
+
+        L = 1 + sum_k [text still in the tree at depth k - 1] gamma_k, gamma_k the target's mass on the children there:
+        each token's chance instead of its coming or not (ours; a Rao-Blackwell form of the tree estimate in HedgeSpec,
+        arXiv 2510.20064, Theorem 3, whose plain product of gammas along the text is unbiased only where acceptance does
+        not depend on which token it is). Equal to `length` where the target is greedy.
+        """
+        if self.masses is None:
+            return float(self.length(budget))
+        length = 1.0
+        for depth, (ranks, probabilities) in enumerate(self.masses):
+            if depth and self.ranks[depth - 1] >= budget:
+                break
+            length += float(probabilities[ranks < budget].sum())
+        return length
 
 
 class Follower:
@@ -43,30 +63,45 @@ class Follower:
     def __init__(self, tree: DraftTree) -> None:
         ranks = np.empty(len(tree), dtype=np.int64)
         ranks[budget_order(tree)] = np.arange(len(tree))
-        self._ranks = ranks.tolist()
+        self._tree = tree
+        self._ranks = ranks
         self._children: dict[tuple[int, int], int] = {}
         for node, key in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
             self._children.setdefault(key, node)
         self._inner = set(tree.parents.tolist())
         self._node = -1
         self._reached: list[int] = []
+        self._masses: list[tuple[np.ndarray, np.ndarray]] | None = None
         self.reach: Reach | None = None if len(tree) else Reach((), True)
 
-    def extend(self, tokens: Sequence[int]) -> bool:
-        """Take in the next tokens of the text; True once the reach is known."""
-        for token in tokens:
+    def extend(self, tokens: Sequence[int], probabilities: np.ndarray | None = None) -> bool:
+        """Take in the next tokens of the text; True once the reach is known.
+
+        Args:
+            tokens: [T].
+            probabilities: [T, V], row k is the target's distribution that `tokens[k]` was drawn from; None where it is
+                greedy. Given always or never.
+        """
+        for place, token in enumerate(tokens):
             if self.reach is not None:
                 break
+            if probabilities is not None:
+                children = np.flatnonzero(self._tree.parents == self._node)
+                mass = probabilities[place, self._tree.token_ids[children]].astype(np.float64)
+                self._masses = [*(self._masses or ()), (self._ranks[children], mass)]
             child = self._children.get((self._node, token))
             if child is not None:
                 self._node = child
-                self._reached.append(self._ranks[child])
+                self._reached.append(int(self._ranks[child]))
             if child is None or child not in self._inner:
-                self.reach = Reach(tuple(self._reached), True)
+                self.reach = self._reach(complete=True)
         return self.reach is not None
 
     def close(self) -> Reach:
         """The reach so far: the text has ended."""
         if self.reach is None:
-            self.reach = Reach(tuple(self._reached), False)
+            self.reach = self._reach(complete=False)
         return self.reach
+
+    def _reach(self, *, complete: bool) -> Reach:
+        return Reach(tuple(self._reached), complete, None if self._masses is None else tuple(self._masses))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from math import log2
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from adaptspec.bandits import Feedback, Policy
+from adaptspec.bandits import Feedback, Guard, Policy, PolicyContext
 from adaptspec.bandits.base import PolicyDecision
-from adaptspec.control.controller import Assembly, Controller, StepContext, StepOutcome
+from adaptspec.bandits.state import read_array
+from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
+from adaptspec.control.calibration import Calibrator
+from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.counterfactual import Follower, Reach
 from adaptspec.control.rate import RunningRate
@@ -25,18 +29,40 @@ OBJECTIVES: tuple[Objective, ...] = ("throughput", "accepted_length")
 GAIN_TOKENS = 4.0
 """A step worth so many tokens more than the running average has gain 1, so many less gain 0."""
 
+LENGTH_RATE = 0.05
+"""Weight of the latest judged step in an arm's running accepted length."""
+
+AUTO_NODES = 64
+"""What a drafter is asked for when its only arm sizes itself."""
+
+FEATURES = 4
+"""Length of the vector that contextual policies see: 1, context length, tokens left, latest accepted length."""
+
+
+class Source(NamedTuple):
+    """Where the proposals of an arm come from: arms of one source differ in budget only."""
+
+    drafter: str
+    vocab: str
+
+
+def _source(arm: Arm) -> Source:
+    return Source(arm.drafter, arm.vocab)
+
 
 @dataclass(slots=True)
 class _Judged:
-    """One decision that waits until every proposal made with it is judged."""
+    """One decision that waits until every proposal made with it is judged. "auto" arms have followers of their own."""
 
     policy_decision: PolicyDecision
     start: int
-    followers: dict[str, Follower]
-    nodes: dict[str, int]
+    followers: dict[tuple[Source, bool], Follower]
+    nodes: dict[tuple[Source, bool], int]
     tokens: float
     seconds: float
-    reaches: dict[str, Reach] = field(default_factory=dict)
+    drafted: int
+    accepted: int
+    reaches: dict[tuple[Source, bool], Reach] = field(default_factory=dict)
 
 
 class PolicyController(Controller):
@@ -51,7 +77,11 @@ class PolicyController(Controller):
     its measured seconds. An arm is judged only at positions that it would have stopped at itself: a long match is
     counted once, and not again at every position inside it (ours; a virtual pointer per arm).
 
-    Prefill, and proposals that are only made to learn from, are not charged to an arm; they are charged to the run.
+    An arm of budget "auto" verifies the nodes of its drafter's proposal that pay, by calibrated values and the cost
+    table.
+
+    Prefill, catching up, and proposals that are only made to learn from, are not charged to an arm; they are charged
+    to the run.
 
     Args:
         arms: no speculation first.
@@ -73,118 +103,190 @@ class PolicyController(Controller):
         self.policy = policy
         self.cost = cost
         self.objective = objective
-        self._budgets = np.array([0 if arm.budget == "auto" else arm.budget for arm in arms], dtype=np.int64)
-        self._members: dict[str, list[int]] = {}
-        for index, arm in enumerate(arms[1:], start=1):
-            self._members.setdefault(arm.drafter, []).append(index)
-        self._widest = {name: int(self._budgets[members].max()) for name, members in self._members.items()}
+        self.wants_probabilities = policy.full_information
         self.rate = RunningRate()
+        self.expected_lengths = np.ones(len(arms))
+        self._members: dict[tuple[Source, bool], list[int]] = {}
+        self._widest: dict[Source, int] = {}
+        for index, arm in enumerate(self.arms[1:], start=1):
+            source = _source(arm)
+            self._members.setdefault((source, arm.budget == "auto"), []).append(index)
+            nodes = AUTO_NODES if arm.budget == "auto" else arm.budget
+            self._widest[source] = max(self._widest.get(source, 0), nodes)
+        self._most_nodes = max(self._widest.values(), default=0)
+        self._drafters = list(dict.fromkeys(source.drafter for source in self._widest))
+        self.calibrators = {source.drafter: Calibrator() for source, automatic in self._members if automatic}
+        self._digest = Digest()
+        self._steps = 0
+        self._requests = 0
+        self._latest_length = 1.0
         self._pointers = np.zeros(len(arms), dtype=np.int64)
         self._waiting: deque[_Judged] = deque()
         self._chosen: PolicyDecision | None = None
-        self._steps = 0
+        self._candidates: dict[str, Candidates] = {}
+        self._kept: dict[str, DraftTree] = {}
+        self._position = 0
 
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
-        return [name for name in self._members if name in names]
+        return [name for name in self._drafters if name in names]
+
+    def begin(self) -> None:
+        if self._requests:
+            self.policy.finish(self._requests)
+        self._requests += 1
+        self._waiting.clear()
+        self._pointers[:] = 0
+        self._latest_length = 1.0
+        self._chosen = None
 
     def select(self, context: StepContext) -> Decision:
-        chosen = self.policy.select()
+        chosen = self.policy.select(self._policy_context(context))
         self._chosen = chosen
+        self._position = context.length
         self._steps += 1
         arm = self.arms[chosen.index]
         if arm.drafter in context.unavailable:
             arm = Arm.autoregressive()
-        asked = [arm] if arm.drafter != "ar" else []
+        return Decision(self._steps, arm, chosen.propensity, asked=self._asked(arm, context))
+
+    def _asked(self, played: Arm, context: StepContext) -> tuple[Arm, ...]:
+        """The played drafter, and the cheap ones if the policy learns from all; then for all that arms could use."""
+        widen = self.policy.full_information or played.budget == "auto"
+        asked: dict[str, Arm] = {}
+        if played.drafter != "ar":
+            nodes = self._widest[_source(played)] if widen else played.budget
+            asked[played.drafter] = Arm(played.drafter, nodes, played.vocab)
         if self.policy.full_information:
-            asked = [
-                Arm(drafter, budget)
-                for drafter, budget in self._widest.items()
-                if drafter not in context.unavailable
-                and (drafter == arm.drafter or is_cheap(self.cost, drafter, budget))
-            ]
-        return Decision(self._steps, arm, chosen.propensity, asked=tuple(asked))
+            for source, nodes in self._widest.items():
+                if source.drafter not in context.unavailable and is_cheap(self.cost, source.drafter, nodes):
+                    asked.setdefault(source.drafter, Arm(source.drafter, nodes, source.vocab))
+        return tuple(asked.values())
+
+    def _policy_context(self, context: StepContext) -> PolicyContext:
+        bucket = max(9, (context.length - 1).bit_length())
+        features = np.array(
+            [1.0, log2(max(1, context.length)) / 16.0, log2(1 + context.remaining) / 16.0, self._latest_length / 8.0]
+        )
+        return PolicyContext(bucket=bucket, request=self._requests, features=features)
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
+        self._candidates, self._kept = {}, {}
+        for arm in decision.asked:
+            name, tree = arm.drafter, trees.get(arm.drafter)
+            if tree is None or tree.siblings != "deterministic" or (_source(arm), True) not in self._members:
+                continue
+            candidates = self._candidates[name] = value_candidates([tree], [name], calibrators=self.calibrators)
+            curve = self.cost.verify_curve(self._most_nodes, context=self._position)
+            rate = self.rate.value
+            self._kept[name], _ = fit_to_cost(candidates.tree, verify_curve=curve, rate=rate if rate > 0.0 else None)
         whole = super().assemble(decision, trees)
-        assert isinstance(decision.arm.budget, int)
+        drafter, budget = decision.arm.drafter, decision.arm.budget
+        if budget == "auto":
+            return replace(whole, tree=self._kept.get(drafter, DraftTree.empty()))
         if whole.tree.siblings != "deterministic":
             return whole
-        return replace(whole, tree=truncate(whole.tree, decision.arm.budget))
+        return replace(whole, tree=truncate(whole.tree, budget))
 
-    def update(self, decision: Decision, outcome: StepOutcome) -> None:
+    def update(self, decision: Decision, outcome: StepOutcome) -> StepNotes:
         chosen, self._chosen = self._chosen, None
         assert chosen is not None, "update follows select"
         record = outcome.record
-        observe_step(self.cost, outcome, budgets=self._widest)
+        notes = self._notes(decision, outcome, chosen)
+        observe_step(self.cost, outcome, asked=decision.asked)
         tokens, seconds = float(record.emitted), record.seconds
         self.rate.add(tokens, seconds)
-        realised = outcome.tokens.tolist()
+        self._latest_length = tokens
+        for candidates in self._candidates.values():
+            learn(candidates, outcome.tokens, calibrators=self.calibrators)
+        if decision.arm != self.arms[chosen.index]:  # no speculation, because the drafter is set aside
+            chosen = replace(chosen, index=0, propensity=1.0)
+            if not (self.policy.off_policy or isinstance(self.policy, Guard)):
+                return notes
+        judged = _Judged(chosen, record.position, {}, {}, tokens, seconds, record.verified, record.accepted)
         if self.policy.full_information:
-            self._judge_waiting(realised)
-            judged = _Judged(
-                chosen,
-                record.position,
-                {name: Follower(tree) for name, tree in outcome.trees.items() if tree.siblings == "deterministic"},
-                {name: len(tree) for name, tree in outcome.trees.items()},
-                tokens,
-                seconds,
-            )
-            self._waiting.append(judged)
-            self._judge(judged, realised)
+            self._follow(judged, decision, outcome)
             self._settle(everything=outcome.finished)
             if outcome.finished:
                 self._pointers[:] = 0
-        elif not outcome.finished and decision.arm == self.arms[chosen.index]:
-            played = seconds - record.evaluate_seconds
-            gain = self._gain(tokens, played)
-            self.policy.update(
-                chosen, Feedback.of_arm(len(self.arms), chosen.index, gain=gain, tokens=tokens, seconds=played)
-            )
+        elif not outcome.finished:
+            played = seconds - record.evaluate_seconds - record.catch_up_seconds
+            gains, observed = np.zeros(len(self.arms)), np.zeros(len(self.arms), dtype=np.bool_)
+            gains[chosen.index], observed[chosen.index] = self._gain(tokens, played), True
+            self._expect(chosen.index, tokens)
+            self._teach(judged, gains, observed)
+        return notes
 
-    def _judge_waiting(self, realised: list[int]) -> None:
-        for judged in self._waiting:
-            self._judge(judged, realised)
+    def _notes(self, decision: Decision, outcome: StepOutcome, chosen: PolicyDecision) -> StepNotes:
+        record, index = outcome.record, chosen.index
+        reason = "policy"
+        if decision.arm != self.arms[index]:
+            reason, index = "set aside", 0
+        elif isinstance(self.policy, Guard) and self.policy.overruled(chosen):
+            reason = "guard"
+        gain = record.emitted - self.rate.value * record.seconds
+        expected = self.cost.overhead_seconds() + self.cost.verify_seconds(record.verified, context=record.position)
+        expected += sum(self.cost.draft_seconds(arm.drafter, arm.budget, vocab=arm.vocab) for arm in decision.asked)
+        digest = self._digest.add(outcome.tokens, index, gain)
+        return StepNotes(reason, float(self.expected_lengths[index]), expected, gain, digest)
 
-    def _judge(self, judged: _Judged, realised: list[int]) -> None:
-        for name, follower in judged.followers.items():
-            if name not in judged.reaches and follower.extend(realised):
-                judged.reaches[name] = follower.close()
+    def _follow(self, judged: _Judged, decision: Decision, outcome: StepOutcome) -> None:
+        """Put a decision's proposals in the queue, and take in the text that the step revealed."""
+        realised = outcome.tokens.tolist()
+        for arm in decision.asked:
+            tree, source = outcome.trees.get(arm.drafter), _source(arm)
+            if tree is None or tree.siblings != "deterministic":
+                continue
+            for automatic, part in ((False, tree), (True, self._kept.get(arm.drafter))):
+                if part is not None and (source, automatic) in self._members:
+                    judged.followers[source, automatic] = Follower(part)
+                    judged.nodes[source, automatic] = len(part)
+        self._waiting.append(judged)
+        for waiting in self._waiting:
+            for key, follower in waiting.followers.items():
+                if key not in waiting.reaches and follower.extend(realised, outcome.target_probs):
+                    waiting.reaches[key] = follower.close()
 
     def _settle(self, *, everything: bool) -> None:
         """Teach the policy what is fully known, oldest first; what the end of the text leaves open is not taught."""
         while self._waiting and (everything or len(self._waiting[0].reaches) == len(self._waiting[0].followers)):
             judged = self._waiting.popleft()
-            gains, observed = self._gains_of(judged)
-            self.policy.update(
-                judged.policy_decision,
-                Feedback.from_gains(gains, observed, tokens=judged.tokens, seconds=judged.seconds),
-            )
+            self._teach(judged, *self._gains_of(judged))
+
+    def _teach(self, judged: _Judged, gains: np.ndarray, observed: np.ndarray) -> None:
+        feedback = Feedback(gains, observed, judged.tokens, judged.seconds, judged.drafted, judged.accepted)
+        self.policy.update(judged.policy_decision, feedback)
 
     def _gains_of(self, judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
         """Gains and mask [n_arms] of one decision; moves the arms' virtual pointers on."""
         gains = np.zeros(len(self.arms))
         observed = np.zeros(len(self.arms), dtype=np.bool_)
-        verify = self.cost.verify_curve(int(self._budgets.max()), context=judged.start)
+        verify = self.cost.verify_curve(self._most_nodes, context=judged.start)
         overhead = self.cost.overhead_seconds()
         gains[0], observed[0] = self._gain(1.0, float(verify[0]) + overhead), True
-        for name, reach in judged.reaches.items():
+        for (source, automatic), reach in judged.reaches.items():
             if not reach.complete:
                 continue
-            draft = self.cost.draft_seconds(name, self._widest[name]) + overhead
-            for index in self._members[name]:
+            draft = self.cost.draft_seconds(source.drafter, self._widest[source], vocab=source.vocab) + overhead
+            nodes = judged.nodes[source, automatic]
+            for index in self._members[source, automatic]:
                 if judged.start < self._pointers[index]:
                     continue
-                budget = int(self._budgets[index])
-                length = reach.length(budget)
-                gains[index] = self._gain(length, draft + float(verify[min(budget, judged.nodes[name])]))
+                budget = self.arms[index].budget
+                verified = nodes if budget == "auto" else min(budget, nodes)
+                length = reach.expected_length(verified)
+                gains[index] = self._gain(length, draft + float(verify[verified]))
                 observed[index] = True
-                self._pointers[index] = judged.start + length
+                self._expect(index, length)
+                self._pointers[index] = judged.start + reach.length(verified)
         return gains, observed
 
+    def _expect(self, index: int, length: float) -> None:
+        self.expected_lengths[index] += LENGTH_RATE * (length - self.expected_lengths[index])
+
     def _gain(self, tokens: float, seconds: float) -> float:
-        value = tokens - 1.0 if self.objective == "accepted_length" else tokens - self.rate.value * seconds
         if self.objective == "accepted_length":
-            return min(1.0, value / (2.0 * GAIN_TOKENS))
+            return min(1.0, (tokens - 1.0) / (2.0 * GAIN_TOKENS))
+        value = tokens - self.rate.value * seconds
         return min(1.0, max(0.0, 0.5 + value / (2.0 * GAIN_TOKENS)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,6 +296,9 @@ class PolicyController(Controller):
             "policy": self.policy.state_dict(),
             "cost": self.cost.state_dict(),
             "rate": self.rate.state(),
+            "expected_lengths": self.expected_lengths.tolist(),
+            "calibrators": {name: calibrator.state_dict() for name, calibrator in self.calibrators.items()},
+            "counts": [self._steps, self._requests, self._digest.value],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,6 +306,12 @@ class PolicyController(Controller):
         names = [str(arm) for arm in self.arms]
         if state.get("arms") != names:
             raise ValueError(f"state holds the arms {state.get('arms')}, this controller has {names}")
+        expected = read_array(state, "expected_lengths", (len(names),), minimum=0.0)
+        steps, requests, digest = (int(count) for count in state["counts"])
         self.policy.load_state_dict(state["policy"])
         self.cost.load_state_dict(state["cost"])
+        for name, calibrator in self.calibrators.items():
+            calibrator.load_state_dict(state["calibrators"][name])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
+        self.expected_lengths = expected
+        self._steps, self._requests, self._digest.value = steps, requests, digest

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
 from adaptspec.control.calibration import Calibrator
-from adaptspec.control.controller import Assembly, Controller, StepContext, StepOutcome
+from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixing import Mixer
 from adaptspec.control.rate import RunningRate
@@ -37,6 +37,9 @@ SURVEY_PAUSE = 25
 
 REENTRY = 25
 """After so many steps in a row in which nothing was worth verifying, one node is verified to see what it costs now."""
+
+CATCH_UP_STEPS = 20
+"""Over so many steps the time that a drafter needs to catch up is spread when it is decided whether to ask it again."""
 
 
 class EvidenceController(Controller):
@@ -83,6 +86,7 @@ class EvidenceController(Controller):
         self.rate = RunningRate()
         self.calibrators = {name: Calibrator() for name in self.names}
         self.mixer = Mixer(self.names) if mode == "mixture" and len(self.names) > 1 else None
+        self._local = self.mixer.new_local() if self.mixer else None
         self._worth = np.zeros(len(self.names))
         self._asked = np.zeros(len(self.names), dtype=np.int64)
         self._rng = np.random.default_rng(seed)
@@ -95,9 +99,16 @@ class EvidenceController(Controller):
         self._probe = 1.0
         self._idle = 0
         self._probing = False
+        self._reason = ""
+        self._expected = 1.0
+        self._digest = Digest()
 
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
         return [name for name in self.names if name in names]
+
+    def begin(self) -> None:
+        self._candidates = []
+        self._local = self.mixer.new_local() if self.mixer else None
 
     def select(self, context: StepContext) -> Decision:
         self._steps += 1
@@ -108,51 +119,58 @@ class EvidenceController(Controller):
             probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
             if name in context.unavailable:
                 continue
-            if probe or self._asked[index] < 3 or self._worth[index] > 0.0 or is_cheap(self.cost, name, self.max_nodes):
+            worth = self._worth[index]
+            if cold := context.cold_tokens.get(name, 0):
+                worth -= self.rate.value * self.cost.catch_up_seconds(name, cold) / CATCH_UP_STEPS
+            if probe or self._asked[index] < 3 or worth > 0.0 or is_cheap(self.cost, name, self.max_nodes):
                 asked.append(Arm(name, self.max_nodes))
         return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         picked = {name: tree for name, tree in trees.items() if tree.siblings == "deterministic"}
-        self._candidates = []
-        if not picked:
-            return Assembly(DraftTree.empty(), decision.arm, frozenset(trees))
+        self._candidates, self._expected = [], 1.0
+        for name in trees:
+            self._asked[self.names.index(name)] += 1
         if self.mode == "mixture":
             candidates, best = self._mixed(picked)
-            return Assembly(self._sized(candidates, best), decision.arm, frozenset(trees))
-        best, best_value, winner, whole = DraftTree.empty(), -np.inf, "", DraftTree.empty()
-        for name, tree in picked.items():
-            candidates = value_candidates([tree], [name], calibrators=self.calibrators)
-            self._candidates.append(candidates)
-            kept, value = self._fit(candidates.tree)
-            if value > best_value:
-                best, best_value, winner, whole = kept, value, name, candidates.tree
-        tree = self._sized(whole, best)
-        return Assembly(tree, Arm(winner, "auto") if len(tree) else Arm.autoregressive(), frozenset(trees))
+            tree, arm = self._sized(candidates, best), decision.arm
+        else:
+            candidates, best, winner = self._chosen(picked)
+            tree = self._sized(candidates, best)
+            arm = Arm(winner, "auto") if len(tree) else Arm.autoregressive()
+        if len(tree):
+            self._expected = 1.0 + float(np.exp(tree.scores).sum())
+        return Assembly(tree, arm, frozenset(trees))
 
-    def update(self, decision: Decision, outcome: StepOutcome) -> None:
+    def update(self, decision: Decision, outcome: StepOutcome) -> StepNotes:
         record = outcome.record
-        nodes = record.verified + outcome.extra_rows
-        self._notice_change(self.cost.verify_seconds(nodes, context=record.position), record.verify_seconds)
-        observe_step(self.cost, outcome, budgets=dict.fromkeys(self.names, self.max_nodes))
+        expected_verify = self.cost.verify_seconds(record.verified + outcome.extra_rows, context=record.position)
+        expected = expected_verify + self.cost.overhead_seconds()
+        expected += sum(self.cost.draft_seconds(arm.drafter, arm.budget) for arm in decision.asked)
+        self._notice_change(expected_verify, record.verify_seconds)
+        observe_step(self.cost, outcome, asked=decision.asked)
+        gain = record.emitted - self.rate.value * record.seconds
         self.rate.add(record.emitted, record.seconds)
         for candidates in self._candidates:
-            learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer)
+            learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer, local=self._local)
         self._candidates = []
+        return StepNotes(self._reason, self._expected, expected, gain, self._digest.add(outcome.tokens, gain))
 
     def _sized(self, candidates: DraftTree, best: DraftTree) -> DraftTree:
         """The best tree, or one of another size to learn what it costs."""
         most = min(len(candidates), self.max_nodes)
         if self._survey and most:
+            self._reason = "survey"
             return truncate(candidates, round(self._survey.pop(0) * most))
         self._idle = self._idle + 1 if most and not len(best) else 0
         if self._idle >= REENTRY:
-            self._idle, self._probing = 0, True
+            self._idle, self._probing, self._reason = 0, True, "probe"
             return truncate(candidates, 1)
         if self._probe < PROBE_SHARE and len(best):
-            self._probing = True
+            self._probing, self._reason = True, "probe"
             size = (0, len(best) // 2, 2 * len(best) + 1)[int(self._probe * 3.0 / PROBE_SHARE)]
             return truncate(candidates, min(size, most))
+        self._reason = "pays" if len(best) else "nothing pays" if most else "no draft"
         return best
 
     def _notice_change(self, expected: float, measured: float) -> None:
@@ -167,25 +185,45 @@ class EvidenceController(Controller):
 
     def _mixed(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree]:
         """All candidates as one valued tree, and the part of it that pays."""
-        names = list(trees)
-        candidates = value_candidates(list(trees.values()), names, calibrators=self.calibrators, mixer=self.mixer)
+        if not trees:
+            return DraftTree.empty(), DraftTree.empty()
+        candidates = self._valued(trees)
         self._candidates = [candidates]
         kept, value = self._fit(candidates.tree)
-        for name in names:
-            index = self.names.index(name)
-            self._asked[index] += 1
-            if is_cheap(self.cost, name, self.max_nodes):
-                continue
-            others = [other for other in names if other != name]
-            without = 1.0 - self.rate.value * float(self._curve()[0])
-            if others:
-                rest = value_candidates(
-                    [trees[other] for other in others], others, calibrators=self.calibrators, mixer=self.mixer
-                )
-                without = self._fit(rest.tree)[1]
-            worth = value - without - self.rate.value * self.cost.draft_seconds(name, self.max_nodes)
-            self._worth[index] += WORTH_RATE * (worth - self._worth[index])
+        for name in trees:
+            if not is_cheap(self.cost, name, self.max_nodes):
+                others = {other: tree for other, tree in trees.items() if other != name}
+                self._weigh(name, value, without=self._fit(self._valued(others).tree)[1] if others else None)
         return candidates.tree, kept
+
+    def _chosen(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree, str]:
+        """The best single proposal, valued, the part of it that pays, and whose it is."""
+        fits = {}
+        for name, tree in trees.items():
+            self._candidates.append(value_candidates([tree], [name], calibrators=self.calibrators))
+            fits[name] = self._fit(self._candidates[-1].tree)
+        if not fits:
+            return DraftTree.empty(), DraftTree.empty(), ""
+        ranked = sorted(fits, key=lambda name: -fits[name][1])
+        winner = ranked[0]
+        for name in trees:
+            if not is_cheap(self.cost, name, self.max_nodes):
+                others = [other for other in ranked if other != name]
+                self._weigh(name, fits[winner][1], without=fits[others[0]][1] if others else None)
+        return self._candidates[list(trees).index(winner)].tree, fits[winner][0], winner
+
+    def _valued(self, trees: Mapping[str, DraftTree]) -> Candidates:
+        return value_candidates(
+            list(trees.values()), list(trees), calibrators=self.calibrators, mixer=self.mixer, local=self._local
+        )
+
+    def _weigh(self, name: str, value: float, *, without: float | None) -> None:
+        """Take in what a drafter that costs time added to a step: its value, minus what the others alone offered."""
+        if without is None:
+            without = 1.0 - self.rate.value * float(self._curve()[0])
+        worth = value - without - self.rate.value * self.cost.draft_seconds(name, self.max_nodes)
+        index = self.names.index(name)
+        self._worth[index] += WORTH_RATE * (worth - self._worth[index])
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
         """The nodes that pay, and expected tokens minus what their seconds are worth."""
@@ -211,6 +249,7 @@ class EvidenceController(Controller):
             "worth": self._worth.tolist(),
             "asked": self._asked.tolist(),
             "survey": [self._survey, self._since_survey, self._surprises, self._idle],
+            "counts": [self._steps, self._digest.value],
             "rng": self._rng.bit_generator.state,
         }
 
@@ -229,4 +268,5 @@ class EvidenceController(Controller):
         self._asked = np.array(state["asked"], dtype=np.int64)
         survey, self._since_survey, self._surprises, self._idle = state["survey"]
         self._survey = list(survey)
+        self._steps, self._digest.value = (int(count) for count in state["counts"])
         self._rng.bit_generator.state = state["rng"]

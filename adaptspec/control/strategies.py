@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from adaptspec.bandits import POLICIES, Guard, Policy, make_policy
-from adaptspec.control.controller import Controller, FixedController
+from adaptspec.bandits import POLICIES, Blocked, Guard, Lazy, PerContext, Policy, WithPrior, make_policy
+from adaptspec.control.controller import Controller, FixedController, InTurnController
 from adaptspec.control.cost import CostModel
-from adaptspec.control.learning import OBJECTIVES, Objective, PolicyController
+from adaptspec.control.learning import FEATURES, OBJECTIVES, Objective, PolicyController
 from adaptspec.control.mixture import EvidenceController, Mode
 from adaptspec.names import unknown_name
 from adaptspec.types import Arm
 
-NOT_STRATEGIES = frozenset(["fixed", "heuristic", "linucb", "lookup-else"])
-"""Policies that want more than a list of arms: an index, arms in order of length, features, or evidence."""
-
 GUARD_CREDIT = 10.0
 """Tokens that the guard lets a fresh learner lose once, so that it may try arms before it has earned it."""
 
+BLOCK_STEPS = 8
+"""How many steps in a row "+blocks" plays an arm."""
 
 EVIDENCE_STRATEGIES: tuple[Mode, ...] = ("mixture", "draft-then-choose")
 """Strategies that look at this step's drafts before they decide."""
 
+OPTIONS: dict[str, str] = {
+    "context": "one learner per context length (powers of two)",
+    "request": "one learner per request that starts from what all requests taught",
+    "lazy": "keeps an arm as long as the chances allow (full information)",
+    "blocks": f"plays an arm {BLOCK_STEPS} steps in a row (bandits)",
+}
+"""What may be added to a policy's name, for example "hedge+request" or "exp3+context+blocks"."""
+
 
 def strategy_names() -> tuple[str, ...]:
-    """What `strategy=` takes besides "fixed:<arm>"."""
-    return tuple(sorted({*EVIDENCE_STRATEGIES, *POLICIES} - NOT_STRATEGIES))
+    """What `strategy=` takes besides "fixed:<arm>"; policies also with `OPTIONS`."""
+    return tuple(sorted({*EVIDENCE_STRATEGIES, *POLICIES} - {"fixed"}))
 
 
 def make_controller(
@@ -40,22 +48,27 @@ def make_controller(
     """The controller for a strategy.
 
     Args:
-        strategy: "fixed:<arm>", a policy's name, or a `Policy` over `len(arms)` arms.
+        strategy: "fixed:<arm>", a policy's name with or without `OPTIONS`, or a `Policy` over `len(arms)` arms.
         arms: no speculation first.
         drafters: names in the pool.
         objective: what arms are judged by.
         guard: share of the speed without speculation that a policy may lose at most; None for no guard. It does not
-            apply to a fixed arm, nor to strategies that decide on evidence, which may verify nothing at any step.
+            apply to hand-written rules ("fixed:", "lookup-else", "heuristic"), nor to strategies that decide on
+            evidence, which may verify nothing at any step.
         seed: of the policy.
 
     Raises:
-        ValueError: unknown strategy, a fixed arm outside the pool, a budget that the strategy cannot play.
+        ValueError: unknown strategy or option, a fixed arm outside the pool, a budget that the strategy cannot play.
     """
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if guard is not None and not 0.0 < guard < 1.0:
         raise ValueError(f"guard must be in (0, 1) or None, got {guard}")
-    if isinstance(strategy, str) and strategy.startswith("fixed:"):
+    if isinstance(strategy, Policy):
+        return PolicyController(arms, _guarded(strategy, guard), cost=CostModel(), objective=objective)
+    if not isinstance(strategy, str):
+        raise ValueError(f"strategy must be a name or a Policy, got {strategy!r}")
+    if strategy.startswith("fixed:"):
         arm = _fixed_arm(strategy, drafters)
         if arm.budget == "auto":
             return EvidenceController([arm.drafter], cost=CostModel(), max_nodes=_most_nodes(arms), label=arm)
@@ -63,22 +76,66 @@ def make_controller(
     if strategy in EVIDENCE_STRATEGIES:
         names = list(dict.fromkeys(arm.drafter for arm in arms[1:]))
         return EvidenceController(names, cost=CostModel(), mode=strategy, max_nodes=_most_nodes(arms), seed=seed)
-    if isinstance(strategy, str):
-        if strategy not in strategy_names():
-            raise unknown_name("strategy", strategy, [*strategy_names(), "fixed:<arm>"])
-        policy = make_policy(strategy, n_arms=len(arms), seed=seed)
-    elif isinstance(strategy, Policy):
-        policy = strategy
-    else:
-        raise ValueError(f"strategy must be a name or a Policy, got {strategy!r}")
-    if automatic := [str(arm) for arm in arms if arm.budget == "auto"]:
-        raise ValueError(
-            f"strategy {strategy!r} plays budgets that are numbers, got {', '.join(automatic)}; "
-            "budget 'auto' goes with strategy 'mixture', 'draft-then-choose' or 'fixed:<drafter>@auto'"
-        )
-    if guard is not None:
-        policy = Guard(policy, alpha=guard, initial_credit=GUARD_CREDIT)
+    if strategy == "lookup-else":
+        return InTurnController(_first_arms(strategy, arms))
+    if strategy == "heuristic":
+        return _length_heuristic(arms, objective=objective, seed=seed)
+    policy = _guarded(_policy(strategy, n_arms=len(arms), seed=seed), guard)
     return PolicyController(arms, policy, cost=CostModel(), objective=objective)
+
+
+def _policy(strategy: str, *, n_arms: int, seed: int) -> Policy:
+    """A policy by name, with the options written behind it applied from the inside out."""
+    name, *options = strategy.split("+")
+    if name not in strategy_names() or name in EVIDENCE_STRATEGIES:
+        raise unknown_name("strategy", strategy, [*strategy_names(), "fixed:<arm>"])
+    for option in options:
+        if option not in OPTIONS:
+            raise unknown_name(f"option of strategy {strategy!r}:", option, OPTIONS)
+    if len(set(options)) < len(options):
+        raise ValueError(f"strategy {strategy!r} names an option twice")
+    extra = {"dimension": FEATURES} if name == "linucb" else {}
+    make: Callable[[int], Policy] = partial(_make, name, n_arms, extra)
+    for option in ("lazy", "blocks", "request", "context"):
+        if option in options:
+            make = partial(_WRAPPED[option], make)
+    return make(seed)
+
+
+def _make(name: str, n_arms: int, options: dict[str, int], seed: int) -> Policy:
+    return make_policy(name, n_arms=n_arms, seed=seed, **options)
+
+
+_WRAPPED: dict[str, Callable[[Callable[[int], Policy], int], Policy]] = {
+    "lazy": lambda make, seed: Lazy(make(seed), seed=seed),
+    "blocks": lambda make, seed: Blocked(make(seed), length=BLOCK_STEPS),
+    "request": lambda make, seed: WithPrior(make, seed=seed),
+    "context": lambda make, seed: PerContext(make, seed=seed),
+}
+
+
+def _guarded(policy: Policy, guard: float | None) -> Policy:
+    return policy if guard is None else Guard(policy, alpha=guard, initial_credit=GUARD_CREDIT)
+
+
+def _length_heuristic(arms: Sequence[Arm], *, objective: Objective, seed: int) -> Controller:
+    """The +2 / -1 rule over the budgets of the pool's first drafter."""
+    first = _first_arms("heuristic", arms)[0]
+    lengths = sorted({arm.budget for arm in arms if arm.drafter == first.drafter and isinstance(arm.budget, int)})
+    own = [Arm.autoregressive(), *(Arm(first.drafter, length, first.vocab) for length in lengths)]
+    policy = make_policy("heuristic", n_arms=len(own), seed=seed, lengths=(0, *lengths))
+    return PolicyController(own, policy, cost=CostModel(), objective=objective)
+
+
+def _first_arms(strategy: str, arms: Sequence[Arm]) -> list[Arm]:
+    """The first arm of every drafter, in the order of the pool."""
+    first: dict[str, Arm] = {}
+    for arm in arms:
+        if arm.drafter != "ar" and arm.budget != "auto":
+            first.setdefault(arm.drafter, arm)
+    if not first:
+        raise ValueError(f"strategy {strategy!r} needs a drafter with a budget that is a number, got no such arm")
+    return list(first.values())
 
 
 def _fixed_arm(strategy: str, drafters: Collection[str]) -> Arm:

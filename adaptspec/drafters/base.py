@@ -44,6 +44,8 @@ class Drafter(ABC):
         siblings: how `propose` chooses siblings when the target samples; at temperature 0 every tree is deterministic.
         isolate: run `propose` in a watched thread, so that a call that never returns is set aside. True unless a
             drafter is known not to block, which saves the hand-over (about 0.05 ms).
+        lag: tokens that it must catch up on before its next proposal because it was not asked for some steps. What a
+            proposal at every step takes anyway does not count. Drafters with caches of their own make it a property.
     """
 
     name: ClassVar[str] = ""
@@ -51,6 +53,7 @@ class Drafter(ABC):
     needs: Needs = Needs()
     siblings: Siblings = "deterministic"
     isolate: bool = True
+    lag: int = 0
 
     def bind(self, target: Target) -> None:
         """Meet the target. Raise ValueError when the two do not fit (vocabulary, layers)."""
@@ -71,6 +74,9 @@ class Drafter(ABC):
     @abstractmethod
     def observe(self, observation: Observation) -> None:
         """Take in what one step committed."""
+
+    def catch_up(self) -> None:
+        """Work off the `lag`; called before `propose`, and timed apart from it."""
 
     def extra_rows(self, context: DraftContext, budget: int) -> ExtraRows | None:
         """Rows to add to the verify pass of this step; asked for only if `needs.extra_rows`."""

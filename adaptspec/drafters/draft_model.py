@@ -105,7 +105,7 @@ class DraftModel(Drafter):
             depth = min(depth, runner.context_limit - runner.length - len(self._pending))
         if depth < 1:
             return DraftTree.empty()
-        self._catch_up()
+        self._run_pending(len(self._pending))
         root_logits = self._root_logits
         assert root_logits is not None
         runner.rollback(runner.length)
@@ -151,17 +151,24 @@ class DraftModel(Drafter):
         if self._runner is not None:
             self._runner.close()
 
-    def _catch_up(self) -> None:
-        """Run the committed tokens that the cache lacks, the root last."""
-        if not len(self._pending):
+    @property
+    def lag(self) -> int:
+        # A step in which this drafter was fully accepted leaves two tokens to run: its last one and the bonus.
+        return max(0, len(self._pending) - 2)
+
+    def catch_up(self) -> None:
+        self._run_pending(self.lag)
+
+    def _run_pending(self, count: int) -> None:
+        """Run the first `count` committed tokens that the cache lacks; the root is the last of all."""
+        if not count:
             return
         runner = self._open()
         runner.rollback(runner.length)
-        count = len(self._pending)
-        ids = np.minimum(self._pending, runner.vocab_size - 1)
+        ids = np.minimum(self._pending[:count], runner.vocab_size - 1)
         self._root_logits = runner.run_rows(ids, np.arange(count), np.tri(count, dtype=bool))[-1:]
         runner.keep(np.arange(count))
-        self._pending = np.zeros(0, np.int64)
+        self._pending = self._pending[count:]
 
     def _forget_rows(self) -> None:
         self._rows = None

@@ -119,6 +119,8 @@ def test_restored_state_decides_alike() -> None:
     other_world, other = fresh()
     other.load_state_dict(controller.state_dict())
     other_world.position = world.position
+    for each in (controller, other):
+        each.begin()  # the state is that between requests
     for _ in range(50):
         world.step(controller)  # type: ignore[arg-type]
         other_world.step(other)  # type: ignore[arg-type]

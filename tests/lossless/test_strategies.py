@@ -9,8 +9,11 @@ import torch
 
 from adaptspec import AdaptiveSpec
 from adaptspec.bandits import make_policy
+from adaptspec.control.controller import REASONS, FixedController, StepContext
+from adaptspec.control.learning import PolicyController
 from adaptspec.control.strategies import strategy_names
 from adaptspec.drafters.draft_model import DraftModel
+from adaptspec.types import Arm, Decision, StepRecord
 from tests.lossless.test_greedy import prompt, reference
 from tests.target.families import FAMILIES, VOCAB
 
@@ -88,5 +91,92 @@ def test_bad_strategies_are_named() -> None:
         AdaptiveSpec(["suffix"], guard=1.5)
     with pytest.raises(ValueError, match="unknown objective 'speed'"):
         AdaptiveSpec(["suffix"], objective="speed")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="plays budgets that are numbers, got suffix@auto"):
-        AdaptiveSpec(["suffix@auto"], "hedge")
+    with pytest.raises(ValueError, match="unknown option of strategy 'hedge\\+lazzy': 'lazzy'; did you mean 'lazy'"):
+        AdaptiveSpec(["suffix"], "hedge+lazzy")
+    with pytest.raises(ValueError, match="names an option twice"):
+        AdaptiveSpec(["suffix"], "hedge+lazy+lazy")
+    with pytest.raises(ValueError, match="lazy play needs a full-information policy, got 'ucb'"):
+        AdaptiveSpec(["suffix"], "ucb+lazy")
+    for rule in ("lookup-else", "heuristic"):
+        with pytest.raises(ValueError, match=f"strategy '{rule}' needs a drafter with a budget that is a number"):
+            AdaptiveSpec(["suffix@auto"], rule)
+
+
+@pytest.mark.parametrize("strategy", ["hedge+request", "hedge+lazy+context", "exp3+blocks", "ucb+request", "hedge"])
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_options_and_automatic_budgets(strategy: str, temperature: float, model: Any) -> None:
+    def sequences(name: str) -> tuple[list[Any], set[str]]:
+        spec = AdaptiveSpec(POOL[:3], name, budgets=("auto", 4), guard=None, seed=4)
+        results = [spec.generate(model, prompt(20 + k), max_new_tokens=40, temperature=temperature) for k in range(3)]
+        assert all(result.stats.set_aside == {} for result in results)
+        return [r.sequences for r in results], {record.arm for r in results for record in r.trace}
+
+    adaptive, arms = sequences(strategy)
+    plain, _ = sequences("fixed:ar")
+    assert all(torch.equal(*pair) for pair in zip(adaptive, plain, strict=True))
+    assert any(arm.endswith("@auto") for arm in arms) or "lazy" in strategy
+
+
+def test_lookup_else_asks_in_the_order_of_the_pool(model: Any) -> None:
+    spec = AdaptiveSpec(["prompt-lookup", "token-recycling"], "lookup-else", budgets=(4,))
+    result = spec.generate(model, prompt(), max_new_tokens=40)
+    assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=40))
+    assert {"prompt-lookup@4", "token-recycling@4"} <= set(result.stats.arms)
+    assert all(record.drafted == record.verified for record in result.trace), "the second is not asked for nothing"
+
+
+def test_every_step_says_why(model: Any) -> None:
+    for strategy in ("hedge", "exp3", "mixture", "draft-then-choose", "lookup-else", "fixed:suffix@4"):
+        spec = AdaptiveSpec(["prompt-lookup", "suffix"], strategy, budgets=(2, 4))
+        trace = spec.generate(model, prompt(), max_new_tokens=60).trace
+        assert all(record.reason in REASONS for record in trace), strategy
+        if strategy in ("hedge", "exp3", "mixture", "draft-then-choose"):
+            assert all(record.gain is not None and record.expected_seconds is not None for record in trace)
+            assert len({record.digest for record in trace}) == len(trace)
+
+
+def test_a_request_that_ends_by_an_error_leaves_nothing_behind(model: Any) -> None:
+    """Proposals that wait for text of a request which never comes must not be judged by the next request's."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(record: StepRecord, tokens: list[int]) -> None:
+        if record.position > 40:
+            raise Stop
+
+    for strategy in ("hedge", "mixture"):
+        spec = AdaptiveSpec(["prompt-lookup", "suffix"], strategy, budgets=(2, 8), guard=None)
+        with pytest.raises(Stop):
+            spec.generate(model, torch.cat([prompt(), prompt()], dim=1), max_new_tokens=60, on_step=stop)
+        controller = spec.engine.controller
+        controller.begin()
+        if isinstance(controller, PolicyController):
+            assert not controller._waiting and not controller._pointers.any()
+        result = spec.generate(model, prompt(9), max_new_tokens=40)
+        assert torch.equal(result.sequences, reference(model, prompt(9), max_new_tokens=40))
+
+
+def test_a_cold_draft_model_catches_up_apart_from_drafting(model: Any) -> None:
+    """After steps in which it was not asked, a draft model runs what it missed in a pass that is timed by itself."""
+    draft = DraftModel(FAMILIES["llama"]("eager"), max_depth=3)
+
+    class EveryFifth(FixedController):
+        cold: list[int] = []
+
+        def select(self, context: StepContext) -> Decision:
+            decision = super().select(context)
+            self.cold.append(context.cold_tokens.get("draft-model", 0))
+            return decision if decision.step_id % 5 == 0 else Decision(decision.step_id, Arm.autoregressive())
+
+    spec = AdaptiveSpec([draft], "fixed:draft-model@3")
+    controller = spec.engine.controller = EveryFifth(Arm("draft-model", 3))
+    result = spec.generate(model, prompt(), max_new_tokens=40)
+    assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=40))
+    caught_up = [record for record in result.trace if record.catch_up_seconds > 0.0]
+    asked = [record for record in result.trace if record.drafted]
+    assert caught_up == asked and len(asked) >= 2
+    assert max(controller.cold) >= 2
+    assert sum(record.catch_up_seconds for record in result.trace) == pytest.approx(result.stats.catch_up_seconds)
+    # The tokens that it accepts are those of the same model: it has lost nothing.
+    assert all(record.accepted == record.verified for record in asked)
