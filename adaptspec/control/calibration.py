@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bandits.checks import check_between
-from adaptspec.bandits.state import check_equal, read_array
+from adaptspec.bandits.state import check_equal, read_array, read_float
 from adaptspec.names import unknown_name
 from adaptspec.types import ROOT, DraftTree
 
@@ -268,6 +268,45 @@ class Calibrator:
             name: {field: getattr(table, field).tolist() for field in _FIELDS} for name, table in self._tables.items()
         }
         return {"strength": self.strength, "memory": self.memory, "tables": tables}
+
+    @classmethod
+    def merge(cls, states: Sequence[Mapping[str, Any]], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One state with the trials of all replicas: base + sum(state - base), cells over their memory scaled down.
+
+        Raises:
+            ValueError: states of other settings, or damaged ones.
+        """
+        replicas = [cls._restored(state) for state in (*states, *([] if base is None else [base]))]
+        merged, *rest = replicas
+        start = replicas.pop() if base is not None else cls(strength=merged.strength, memory=merged.memory)
+        for other in rest:
+            for field in ("strength", "memory"):
+                if getattr(other, field) != getattr(merged, field):
+                    raise ValueError(
+                        f"states must agree on {field}, got {getattr(merged, field)} and {getattr(other, field)}"
+                    )
+        tables = {}
+        for name in dict.fromkeys(name for replica in replicas for name in replica._tables):
+            empty = _Table.empty(BINNINGS[name].cells)
+            first = start._tables.get(name, empty)
+            sums = {}
+            for field in _FIELDS:
+                before = getattr(first, field)
+                learnt = sum(getattr(replica._tables.get(name, empty), field) - before for replica in replicas)
+                sums[field] = np.maximum(before + learnt, 0.0)
+            for hits, trials in (("broad_hits", "broad_trials"), ("hits", "trials")):
+                scale = merged.memory / np.maximum(sums[trials], merged.memory)
+                sums[trials] *= scale
+                sums[hits] = np.minimum(sums[hits] * scale, sums[trials])
+            tables[name] = _Table(*(sums[field] for field in _FIELDS))
+        merged._tables = tables
+        return merged.state_dict()
+
+    @classmethod
+    def _restored(cls, state: Mapping[str, Any]) -> Calibrator:
+        calibrator = cls(strength=read_float(state, "strength"), memory=read_float(state, "memory"))
+        calibrator.load_state_dict(state)
+        return calibrator
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts.

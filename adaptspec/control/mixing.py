@@ -204,6 +204,36 @@ class Mixer:
         self._weights = read_array(state, "weights", self._weights.shape, minimum=-largest, maximum=largest)
         self._predictions = predictions
 
+    @classmethod
+    def merge(cls, states: Sequence[Mapping[str, Any]], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One state: the replicas' weights averaged by what each predicted since `base`, within the usual bounds.
+
+        Raises:
+            ValueError: states of other experts or settings, or damaged ones.
+        """
+        merged, *others = (cls._restored(state) for state in states)
+        start = cls._restored(base) if base is not None else None
+        for other in (*others, *([] if start is None else [start])):
+            if other._settings() != merged._settings():
+                raise ValueError(f"states must agree on settings, got {merged._settings()} and {other._settings()}")
+        before = 0.0 if start is None else start._predictions
+        counts = np.array([max(0.0, mixer._predictions - before) for mixer in (merged, *others)])
+        if counts.sum() > 0.0:
+            weights = np.stack([mixer._weights for mixer in (merged, *others)])
+            merged._weights = np.tensordot(counts / counts.sum(), weights, axes=1)
+        merged._predictions = before + float(counts.sum())
+        return merged.state_dict()
+
+    @classmethod
+    def _restored(cls, state: Mapping[str, Any]) -> Mixer:
+        settings = {key: state.get(key) for key in ("names", "rate", "boost", "warmup", "local_rate")}
+        if not isinstance(settings["names"], list):
+            raise ValueError(f"state: names must be a list, got {settings['names']!r:.80}")
+        names = settings.pop("names")
+        mixer = cls(names, **settings)
+        mixer.load_state_dict(state)
+        return mixer
+
     def _settings(self) -> dict[str, Any]:
         return {
             "names": list(self.names),

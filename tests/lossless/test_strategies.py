@@ -118,10 +118,11 @@ def test_options_and_automatic_budgets(strategy: str, temperature: float, model:
 
 
 def test_lookup_else_asks_in_the_order_of_the_pool(model: Any) -> None:
-    spec = AdaptiveSpec(["prompt-lookup", "token-recycling"], "lookup-else", budgets=(4,))
+    draft = DraftModel(FAMILIES["llama"]("eager"), max_depth=3)
+    spec = AdaptiveSpec(["prompt-lookup", draft], "lookup-else", budgets=(4,))
     result = spec.generate(model, prompt(), max_new_tokens=40)
     assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=40))
-    assert {"prompt-lookup@4", "token-recycling@4"} <= set(result.stats.arms)
+    assert {"prompt-lookup@4", "draft-model@4"} <= set(result.stats.arms)
     assert all(record.drafted == record.verified for record in result.trace), "the second is not asked for nothing"
 
 
