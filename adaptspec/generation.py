@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.history import History
 from adaptspec.drafters import Drafter
 from adaptspec.proposing import Proposer
 from adaptspec.results import GenerationResult, stats_of
@@ -40,6 +41,7 @@ class Engine:
         self.verifier = verifier
         self.draft_timeout = draft_timeout
         self.lock = threading.RLock()
+        self.history = History()
         self.last_result: GenerationResult | None = None
         self._busy = False
 
@@ -135,6 +137,7 @@ class Request:
                 limits=limits,
                 rng=np.random.default_rng(seed),
                 on_step=self._step_sink(),
+                history=engine.history,
             )
             if self.streamer is not None:
                 self.streamer.put(input_ids.cpu())

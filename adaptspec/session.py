@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from adaptspec.control.controller import Controller, StepContext, StepOutcome
+from adaptspec.control.history import History
 from adaptspec.drafters.base import Drafter
 from adaptspec.proposing import Proposer
 from adaptspec.target.base import Scored, Target
@@ -88,6 +89,7 @@ class Session:
         rng: decides samples; one uniform per emitted token for drafts that are not sampled.
         proposer: asks drafters and sets faulty ones aside.
         on_step: called with the record and the tokens of every step.
+        history: what reports are made of; one of its own if None.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Session:
         limits: Limits,
         rng: np.random.Generator,
         on_step: OnStep | None = None,
+        history: History | None = None,
     ) -> None:
         self.target = target
         self.drafters = drafters
@@ -115,6 +118,7 @@ class Session:
         self.rng = rng
         self.draft_rng = rng.spawn(1)[0]  # its own stream: how much a drafter draws must not move the target's samples
         self.on_step = on_step
+        self.history = History() if history is None else history
         self.trace: list[StepRecord] = []
         self.new_tokens = 0
         self.finish_reason: str | None = None
@@ -164,6 +168,7 @@ class Session:
         emitted = self._emit(verdict.token_ids)
         other_seconds = clock.lap()
         self._observe(trees.extra_owner, scored, tree, verdict, emitted)
+        self.history.judge(decision, trees.proposed, emitted, verified=tree, valued=self.controller.valued)
         observe_seconds = clock.lap()
         record = StepRecord(
             step_id=decision.step_id,
@@ -209,6 +214,7 @@ class Session:
             digest=notes.digest,
         )
         self.trace.append(record)
+        self.history.add(record)
         if self.on_step is not None:
             self.on_step(record, emitted.tolist())
         return record
@@ -230,6 +236,7 @@ class Session:
                 wanted = {tap: scored.features[tap] for tap in drafter.needs.taps}
                 self.proposer.call(name, lambda d=drafter, w=wanted: d.prefill(committed, w))
         self.prefill_seconds = clock.lap()
+        self.history.begin(self.prefill_seconds)
         if self.on_step is not None:
             self.on_step(_prefill_record(self.tokens.length - 1, self.prefill_seconds), first.tolist())
 

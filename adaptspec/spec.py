@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from adaptspec.bandits import Policy
+from adaptspec.calibrating import CONTEXT, SIZES, machine_fingerprint, measure_samples, profile_path
 from adaptspec.control.arms import Budget, check_budgets, make_arms
+from adaptspec.control.cost import CostModel
 from adaptspec.control.learning import Objective
+from adaptspec.control.merging import merge_controllers
 from adaptspec.control.strategies import make_controller
 from adaptspec.drafters import Drafter, make_drafter
 from adaptspec.generation import Engine, Request, check_input_ids
 from adaptspec.names import unknown_name
+from adaptspec.reporting import Report, make_report
 from adaptspec.results import GenerationResult
 from adaptspec.session import OnStep
 from adaptspec.state_file import load_state, save_state
+from adaptspec.target.hf import HFTarget
 from adaptspec.types import Arm, Sampling
 from adaptspec.verify import VERIFIERS
 
@@ -149,6 +155,144 @@ class AdaptiveSpec:
         spec.engine.controller.load_state_dict(state["controller"])
         spec._rng.bit_generator.state = state["rng"]
         return spec
+
+    @staticmethod
+    def merge(
+        paths: Sequence[str | os.PathLike[str]],
+        out: str | os.PathLike[str],
+        *,
+        base: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Write one state file with what several replicas of one object learnt.
+
+        Policies, calibration and costs are merged (`adaptspec.control.merging`); what drafters keep of past outputs is
+        the first replica's.
+
+        Args:
+            paths: files of `save`, by objects with equal settings; the seeds may differ.
+            base: the state that all of them were loaded from, so that it counts once.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no files, a foreign or damaged one, or objects with different settings.
+        """
+        if isinstance(paths, (str, os.PathLike)) or not paths:
+            raise ValueError(f"paths must be a list of one or more state files, got {paths!r}")
+        states = [load_state(path) for path in paths]
+        start = None if base is None else load_state(base)
+        own = {**states[0].get("settings", {}), "seed": None}
+        for path, state in zip([*paths, base], [*states, start], strict=True):
+            if state is not None and {**state.get("settings", {}), "seed": None} != own:
+                raise ValueError(f"{path} was saved with other settings than {paths[0]}")
+        controllers = [state.get("controller", {}) for state in states]
+        merged = merge_controllers(controllers, base=None if start is None else start["controller"])
+        save_state(out, {**states[0], "controller": merged})
+
+    def calibrate(
+        self,
+        model: torch.nn.Module,
+        tokenizer: Any = None,
+        *,
+        sizes: Sequence[int] | None = None,
+        contexts: Sequence[int] | None = None,
+        repeats: int = 5,
+        save: str | os.PathLike[str] | None = None,
+    ) -> dict[str, Any]:
+        """Measure what steps take here, before the first request: see `adaptspec.calibrating.measure_samples`.
+
+        What was learnt of costs before stays, and the run counts as so many more measurements: it outweighs a few
+        steps, and many of them only where it is off by a quarter or more, as after a change of speed. Arms that a
+        guard has not measured yet are known to it afterwards, and strategies that would try sizes out at first do not.
+
+        Args:
+            sizes: draft nodes to verify and to draft; default: 0, powers of two, and the budgets, up to the largest.
+            contexts: committed tokens at which to measure; default: 256, or what the model holds.
+            repeats: counted uses of every size.
+            save: also write a profile, see `save_costs`.
+
+        Returns:
+            `CostSamples.summary()` and the machine's "fingerprint".
+
+        Raises:
+            ValueError: the strategy uses no costs, a value out of range, or a drafter that fails.
+        """
+        costs = self._costs()
+        controller = self.engine.controller
+        if sizes is None:
+            budgets = {arm.budget for arm in self.arms if arm.budget != "auto"}
+            most = max(budgets) or max(SIZES)
+            sizes = sorted({size for size in SIZES if size <= most} | budgets)
+        with self.engine.request(model, tokenizer) as target:
+            if contexts is None:
+                contexts = (min(CONTEXT, target.context_limit or CONTEXT),)
+            drafters = {name: self.drafters[name] for name in controller.drafters_in_play(self.drafters)}
+            samples = measure_samples(target, drafters, sizes=sizes, contexts=contexts, repeats=repeats)
+            samples.teach(costs)
+            controller.trust_costs()
+            if save is not None:
+                costs.save_profile(save, fingerprint=machine_fingerprint(target))
+            return {"fingerprint": machine_fingerprint(target), **samples.summary()}
+
+    def save_costs(self, model: torch.nn.Module, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write what was learnt of costs as a profile of this machine, this model and these library versions.
+
+        Args:
+            path: default: a file in the user's cache folder, one per fingerprint.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: the strategy uses no costs, or the file holds something else than a profile of this fingerprint.
+        """
+        costs = self._costs()
+        with self.engine.lock:
+            fingerprint = machine_fingerprint(HFTarget(model))
+            file = profile_path(fingerprint) if path is None else Path(path)
+            if path is None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            costs.save_profile(file, fingerprint=fingerprint)
+        return file
+
+    def load_costs(
+        self, model: torch.nn.Module, path: str | os.PathLike[str] | None = None, *, foreign: bool = False
+    ) -> None:
+        """Decide with the costs of a profile from the first step on. They replace what was learnt of costs.
+
+        Args:
+            path: default: the profile that `save_costs` or `adaptspec calibrate` left in the user's cache folder.
+            foreign: take the shape from a profile of another machine or model; the first steps here set the scale, and
+                what was learnt here stays.
+
+        Raises:
+            FileNotFoundError: no such profile.
+            ValueError: the strategy uses no costs, or the profile is damaged, or another machine's and not `foreign`.
+        """
+        costs = self._costs()
+        with self.engine.lock:
+            fingerprint = machine_fingerprint(HFTarget(model))
+            file = profile_path(fingerprint) if path is None else Path(path)
+            if path is None and not file.is_file():
+                raise FileNotFoundError(f"no costs are kept in {file} for {fingerprint}; calibrate and save them first")
+            costs.load_profile(file, fingerprint=fingerprint, foreign=foreign)
+            if not foreign:
+                self.engine.controller.trust_costs()
+
+    def _costs(self) -> CostModel:
+        costs = getattr(self.engine.controller, "cost", None)
+        if costs is None:
+            raise ValueError(f"strategy {self.strategy!r} decides without costs: it has no use for them")
+        return costs
+
+    def report(self) -> Report:
+        """What was seen, learnt and decided so far, and why: print it, or take its `to_dict()` or `plot(path)`.
+
+        It begins with this object. `save` keeps what was learnt and not what was seen, so that the report of a loaded
+        object shows its costs and its guard and no steps. Waits for a request that another thread runs.
+        """
+        strategy = self.strategy if isinstance(self.strategy, str) else self.strategy.name
+        with self.engine.lock:
+            return make_report(self.engine.history, self.engine.controller, strategy=strategy)
 
     @property
     def last_result(self) -> GenerationResult | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from adaptspec.cli.processor import prefer_fast_kernels
+from adaptspec.processor import prefer_fast_kernels
 
 prefer_fast_kernels()
 

@@ -99,3 +99,25 @@ def test_arrays_and_nesting_come_back(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="cannot save a set"):
         save_state(tmp_path / "f", {"a": {1, 2}})
     assert load_state(tmp_path / "f").keys() == {"a", "c"}  # the older file is still there
+
+
+def test_replicas_merge(model: Any, tmp_path: Path) -> None:
+    files = []
+    for seed in (1, 2):
+        spec = AdaptiveSpec(["suffix", "prompt-lookup"], "hedge", budgets=(2, 8), seed=seed)
+        spec.generate(model, prompt(20 + seed), max_new_tokens=30)
+        files.append(tmp_path / f"{seed}.json")
+        spec.save(files[-1])
+    AdaptiveSpec.merge(files, tmp_path / "merged.json")
+    merged = AdaptiveSpec.load(tmp_path / "merged.json")
+    rounds = [AdaptiveSpec.load(file).engine.controller.policy.policy.rounds for file in files]
+    assert merged.engine.controller.policy.policy.rounds == pytest.approx(sum(rounds))
+    merged.generate(model, prompt(20), max_new_tokens=10)
+    AdaptiveSpec.merge([tmp_path / "merged.json"], tmp_path / "same.json", base=tmp_path / "merged.json")
+    assert AdaptiveSpec.load(tmp_path / "same.json").engine.controller.policy.policy.rounds == sum(rounds)
+    AdaptiveSpec(["suffix"], "hedge", budgets=(2, 8)).save(tmp_path / "other.json")
+    with pytest.raises(ValueError, match=r"other.json was saved with other settings than .*1.json"):
+        AdaptiveSpec.merge([files[0], tmp_path / "other.json"], tmp_path / "never.json")
+    with pytest.raises(ValueError, match="paths must be a list of one or more state files"):
+        AdaptiveSpec.merge([], tmp_path / "never.json")
+    assert not (tmp_path / "never.json").exists()

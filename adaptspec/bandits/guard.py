@@ -108,6 +108,11 @@ class Guard(Wrapper):
         """Measured tokens per second without speculation; None before the first measurement."""
         return float(self._baseline[1] / self._baseline[2]) if self._baseline[2] > 0.0 else None
 
+    @property
+    def never_played(self) -> np.ndarray:
+        """bool [n_arms], the arms whose own steps are not known yet."""
+        return self._last_played < 0.0
+
     @staticmethod
     def overruled(decision: PolicyDecision) -> bool:
         """Whether a decision of a guard is not what the inner policy chose."""

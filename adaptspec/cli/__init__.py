@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from adaptspec.cli.processor import prefer_fast_kernels
+from adaptspec.processor import prefer_fast_kernels
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -44,6 +44,8 @@ def bench(
     ] = "shuffle",
     seed: options.Seed = 0,
     threads: options.Threads = None,
+    costs: options.Costs = None,
+    foreign_costs: options.ForeignCosts = False,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the result as JSON.")] = None,
     answers: Annotated[
         Path | None,
@@ -63,6 +65,7 @@ def bench(
     plain greedy generation. Ctrl-C keeps the finished prompts.
     """
     from adaptspec.cli.answers import check_answers, spec_bench_answers, write_answers
+    from adaptspec.cli.calibrate import check_foreign
     from adaptspec.cli.common import (
         check_at_least,
         choose_pool,
@@ -81,6 +84,7 @@ def bench(
     from adaptspec.cli.table import category_table, results_table
 
     check_at_least(1, max_new_tokens=max_new_tokens, repeats=repeats, threads=threads)
+    check_foreign(costs, foreign_costs)
     chosen = select_prompts(
         built_in_prompts() if prompts is None else read_prompts(prompts),
         limit=limit,
@@ -112,6 +116,8 @@ def bench(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             seed=seed,
+            costs=costs,
+            foreign_costs=foreign_costs,
         )
         if answers is not None:
             check_answers(answers, [setting.name for setting in comparison.settings], force=force)
@@ -134,6 +140,7 @@ def bench(
             "temperature": temperature,
             "order": order,
             "repeats": repeats,
+            "costs": None if costs is None else str(costs),
             "chat": comparison.measurer.conversation.chat,
         },
         **outcome.summary(),

@@ -128,6 +128,8 @@ def choose_strategies(values: Sequence[str] | None) -> tuple[str, ...]:
         return default_strategies()
     if names == ("none",):
         return ()
+    from adaptspec.control.strategies import check_strategy
+
     if "all" in names:
         names = tuple(dict.fromkeys([*available_strategies(), *(name for name in names if name != "all")]))
     return tuple(check_strategy(name) for name in names)
@@ -156,18 +158,6 @@ def make_pool(entries: Iterable[str]) -> list[Any]:
 def is_arm(entry: str) -> bool:
     """Whether a pool entry is a whole arm like `suffix@16`; a path after a colon may hold an @, too."""
     return "@" in entry.partition(":")[0]
-
-
-def check_strategy(name: str) -> str:
-    """Raises ValueError unless `name` is registered or of the form `fixed:<arm>`."""
-    from adaptspec.names import unknown_name
-    from adaptspec.types import Arm
-
-    if name.startswith("fixed:"):
-        Arm.parse(name.removeprefix("fixed:"))
-    elif name not in available_strategies():
-        raise unknown_name("strategy", name, ["fixed:<arm>", *available_strategies()])
-    return name
 
 
 def console(*, error: bool = False) -> Console:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from adaptspec.cli.calibrate import check_costs
 from adaptspec.cli.common import load_model, make_pool
 from adaptspec.cli.conversation import Conversation
 from adaptspec.cli.measure import Measurement, Measurer, Setting, Turn
@@ -74,6 +76,8 @@ class Comparison:
         max_new_tokens: int,
         temperature: float = 0.0,
         seed: int = 0,
+        costs: Path | None = None,
+        foreign_costs: bool = False,
     ) -> Comparison:
         """Load the model and build the settings.
 
@@ -81,8 +85,12 @@ class Comparison:
             ValueError: whatever the model, the pool or the strategies object to.
         """
         target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
+        if costs is not None:
+            check_costs(target, costs, foreign=foreign_costs)
         draft = None if draft_model is None else load_model(draft_model, dtype=dtype, device=device)
-        bench = Workbench(target, tokenizer, temperature=temperature, seed=seed)
+        bench = Workbench(
+            target, tokenizer, temperature=temperature, seed=seed, costs=costs, foreign_costs=foreign_costs
+        )
         conversation = Conversation.choose(tokenizer, chat)
         measurer = Measurer.for_model(target, conversation, max_new_tokens=max_new_tokens)
         return cls(target, grid.settings(bench, draft_model=draft), measurer, temperature == 0.0, seed)

@@ -30,13 +30,15 @@ def generate(
     device: options.Device = "auto",
     chat: options.Chat = None,
     threads: options.Threads = None,
+    costs: options.Costs = None,
+    foreign_costs: options.ForeignCosts = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Also print what the answer cost, on stderr.")] = False,
 ) -> None:
     """Answer one prompt; the answer goes to stdout as it is generated."""
+    from adaptspec.cli.calibrate import check_foreign
     from adaptspec.cli.common import (
         check_at_least,
-        check_strategy,
         choose_pool,
         default_strategy,
         dtype_name,
@@ -45,9 +47,11 @@ def generate(
         parse_budgets,
         split_names,
     )
+    from adaptspec.control.strategies import check_strategy
     from adaptspec.types import Sampling
 
     check_at_least(1, max_new_tokens=max_new_tokens, threads=threads)
+    check_foreign(costs, foreign_costs)
     Sampling(temperature, top_k, top_p)
     prompt = sys.stdin.read() if text == "-" else text
     if not prompt.strip():
@@ -70,6 +74,8 @@ def generate(
     from adaptspec.cli.provenance import provenance
 
     target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
+    if costs is not None:
+        spec.load_costs(target, costs, foreign=foreign_costs)
     conversation = Conversation.choose(tokenizer, chat)
     input_ids = torch.tensor([conversation.encode([prompt])], device=target.device)
     result = spec.generate(

@@ -50,5 +50,12 @@ Strategies = Annotated[
 Prompts = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Prompt file (jsonl). [default: the built-in prompts]")
 ]
+Costs = Annotated[
+    Path | None,
+    typer.Option("--costs", metavar="PROFILE", help="Costs to decide with from the start, of 'adaptspec calibrate'."),
+]
+ForeignCosts = Annotated[
+    bool, typer.Option("--foreign-costs", help="Take the shape of costs that another machine measured.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output files.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adaptspec.cli.processor import processor_name, speed_settings
+from adaptspec.processor import processor_name, speed_settings
 
 LIBRARIES = ("adaptspec", "torch", "transformers", "tokenizers", "numpy")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from adaptspec.cli.common import is_arm, make_pool
@@ -28,6 +29,8 @@ class Workbench:
         temperature, top_k, top_p: how the target samples; temperature 0 is greedy.
         seed: of every instance.
         shared: drafters that all instances use, by pool entry.
+        costs: a profile with which strategies begin; None to let them learn.
+        foreign_costs: it may be of another machine.
     """
 
     model: Any
@@ -37,6 +40,8 @@ class Workbench:
     top_p: float = 1.0
     seed: int = 0
     shared: dict[str, Drafter] = field(default_factory=dict)
+    costs: Path | None = None
+    foreign_costs: bool = False
 
     def references(self, *, prompt_lookup: bool = True, draft_model: tuple[Any, Any] | None = None) -> list[Setting]:
         """Generation by transformers itself: plain, with prompt lookup, and with a draft model if one is given."""
@@ -87,6 +92,8 @@ class Workbench:
         )
         # Drafters meet the target here (loading weights, mapping files), so that no prompt pays for it.
         spec.engine.target(self.model, self.tokenizer)
+        if self.costs is not None and hasattr(spec.engine.controller, "cost"):
+            spec.load_costs(self.model, self.costs, foreign=self.foreign_costs)
 
         def generate(input_ids: Sequence[int], max_new_tokens: int) -> Generated:
             result = spec.generate(

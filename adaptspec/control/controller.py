@@ -7,11 +7,14 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adaptspec.types import Arm, Decision, DraftTree, StepRecord
+
+if TYPE_CHECKING:
+    from adaptspec.control.assembly import Candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,11 @@ class Controller(ABC):
 
     wants_probabilities: bool = False
 
+    @property
+    def valued(self) -> Sequence[Candidates]:
+        """The candidates of the step under way with their values, until `update`; none if the step values nothing."""
+        return ()
+
     @abstractmethod
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
         """Which drafters must be kept ready; the others cost nothing."""
@@ -141,6 +149,9 @@ class Controller(ABC):
         """The tree to verify, out of what the asked drafters proposed."""
         drafter = decision.arm.drafter
         return Assembly(trees.get(drafter, DraftTree.empty()), decision.arm, frozenset([drafter]))
+
+    def trust_costs(self) -> None:
+        """The costs were measured on this machine: nothing need be played to learn what it takes."""
 
     @abstractmethod
     def update(self, decision: Decision, outcome: StepOutcome) -> StepNotes:

@@ -127,6 +127,10 @@ class PolicyController(Controller):
         self._kept: dict[str, DraftTree] = {}
         self._position = 0
 
+    @property
+    def valued(self) -> Sequence[Candidates]:
+        return tuple(self._candidates.values())
+
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
         return [name for name in self._drafters if name in names]
 
@@ -186,6 +190,13 @@ class PolicyController(Controller):
         if whole.tree.siblings != "deterministic":
             return whole
         return replace(whole, tree=truncate(whole.tree, budget))
+
+    def trust_costs(self) -> None:
+        if isinstance(self.policy, Guard):
+            for index in np.flatnonzero(self.policy.never_played).tolist():
+                arm = self.arms[index]
+                nodes = self._most_nodes if arm.budget == "auto" else arm.budget
+                self.policy.calibrate(index, seconds=self.cost.step_seconds(arm, nodes))
 
     def update(self, decision: Decision, outcome: StepOutcome) -> StepNotes:
         chosen, self._chosen = self._chosen, None

@@ -103,6 +103,10 @@ class EvidenceController(Controller):
         self._expected = 1.0
         self._digest = Digest()
 
+    @property
+    def valued(self) -> Sequence[Candidates]:
+        return tuple(self._candidates)
+
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
         return [name for name in self.names if name in names]
 
@@ -155,6 +159,9 @@ class EvidenceController(Controller):
             learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer, local=self._local)
         self._candidates = []
         return StepNotes(self._reason, self._expected, expected, gain, self._digest.add(outcome.tokens, gain))
+
+    def trust_costs(self) -> None:
+        self._survey.clear()
 
     def _sized(self, candidates: DraftTree, best: DraftTree) -> DraftTree:
         """The best tree, or one of another size to learn what it costs."""

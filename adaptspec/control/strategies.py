@@ -22,6 +22,9 @@ BLOCK_STEPS = 8
 EVIDENCE_STRATEGIES: tuple[Mode, ...] = ("mixture", "draft-then-choose")
 """Strategies that look at this step's drafts before they decide."""
 
+NOT_COMPOSED = frozenset([*EVIDENCE_STRATEGIES, "lookup-else", "heuristic"])
+"""Strategies that take no `OPTIONS`."""
+
 OPTIONS: dict[str, str] = {
     "context": "one learner per context length (powers of two)",
     "request": "one learner per request that starts from what all requests taught",
@@ -34,6 +37,26 @@ OPTIONS: dict[str, str] = {
 def strategy_names() -> tuple[str, ...]:
     """What `strategy=` takes besides "fixed:<arm>"; policies also with `OPTIONS`."""
     return tuple(sorted({*EVIDENCE_STRATEGIES, *POLICIES} - {"fixed"}))
+
+
+def check_strategy(name: str) -> str:
+    """`name`, if it is a strategy that `make_controller` knows.
+
+    Raises:
+        ValueError: unknown strategy or option.
+    """
+    if name.startswith("fixed:"):
+        Arm.parse(name.removeprefix("fixed:"))
+        return name
+    base, *options = name.split("+")
+    if base not in strategy_names() or (options and base in NOT_COMPOSED):
+        raise unknown_name("strategy", name, [*strategy_names(), "fixed:<arm>"])
+    for option in options:
+        if option not in OPTIONS:
+            raise unknown_name(f"option of strategy {name!r}:", option, OPTIONS)
+    if len(set(options)) < len(options):
+        raise ValueError(f"strategy {name!r} names an option twice")
+    return name
 
 
 def make_controller(
@@ -68,6 +91,7 @@ def make_controller(
         return PolicyController(arms, _guarded(strategy, guard), cost=CostModel(), objective=objective)
     if not isinstance(strategy, str):
         raise ValueError(f"strategy must be a name or a Policy, got {strategy!r}")
+    check_strategy(strategy)
     if strategy.startswith("fixed:"):
         arm = _fixed_arm(strategy, drafters)
         if arm.budget == "auto":
@@ -87,13 +111,6 @@ def make_controller(
 def _policy(strategy: str, *, n_arms: int, seed: int) -> Policy:
     """A policy by name, with the options written behind it applied from the inside out."""
     name, *options = strategy.split("+")
-    if name not in strategy_names() or name in EVIDENCE_STRATEGIES:
-        raise unknown_name("strategy", strategy, [*strategy_names(), "fixed:<arm>"])
-    for option in options:
-        if option not in OPTIONS:
-            raise unknown_name(f"option of strategy {strategy!r}:", option, OPTIONS)
-    if len(set(options)) < len(options):
-        raise ValueError(f"strategy {strategy!r} names an option twice")
     extra = {"dimension": FEATURES} if name == "linucb" else {}
     make: Callable[[int], Policy] = partial(_make, name, n_arms, extra)
     for option in ("lazy", "blocks", "request", "context"):

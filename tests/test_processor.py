@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.cli import processor
+from adaptspec import processor
 
 
 @pytest.fixture
