@@ -11,7 +11,7 @@ MODEL := $(VENV)/.model
 OLDEST := $(VENV)/oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest lint bench clean
+.PHONY: help setup demo test test-oldest lint bench kernels clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: $(INSTALLED)  ## style and format
 
 bench: $(MODEL)  ## every arm and strategy against no speculation
 	@$(BIN)/adaptspec bench $(ARGS)
+
+kernels: $(INSTALLED)  ## compile every GPU kernel without a GPU and compare with docs/kernels.json
+	@$(BIN)/python -m adaptspec.kernels.ahead_of_time $(or $(ARGS),--check docs/kernels.json)
 
 clean:  ## remove the environment and caches; the converted model stays
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from adaptspec.cli.bench import bench
+from adaptspec.cli.calibrate import calibrate
 from adaptspec.cli.datastore import datastore
 from adaptspec.cli.demo import demo
 from adaptspec.cli.generate import generate
 from adaptspec.cli.pool import pool
+from adaptspec.cli.replay import replay
+from adaptspec.cli.trace import trace
 
 app = typer.Typer(
     name="adaptspec",
@@ -38,5 +41,5 @@ def _options(
     """Options of the program itself; all the work is done by its commands."""
 
 
-for command in (demo, generate, bench, pool, datastore):
+for command in (demo, generate, bench, calibrate, pool, datastore, trace, replay):
     app.command()(command)

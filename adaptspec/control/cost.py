@@ -265,8 +265,8 @@ class CostModel:
         """
         if not states:
             raise ValueError("states must hold at least one state, got none")
-        models = [CostModel._restored(state) for state in states]
-        start = None if base is None else CostModel._restored(base)
+        models = [CostModel.from_state(state) for state in states]
+        start = None if base is None else CostModel.from_state(base)
         own, *others = models
         for model in (*others, *([] if start is None else [start])):
             if model._priors() != own._priors():
@@ -312,7 +312,8 @@ class CostModel:
         self._drafters, self._clock = model._drafters, model._clock
 
     @classmethod
-    def _restored(cls, state: Any) -> CostModel:
+    def from_state(cls, state: Any) -> CostModel:
+        """A model in a saved state, priors included. Raises ValueError on a damaged one."""
         check_fields(state, _FIELDS, what="the costs")
         priors = state["priors"]
         check_fields(priors, ("verify", "draft"), what="priors")

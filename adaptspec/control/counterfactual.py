@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.trees import budget_order
-from adaptspec.types import DraftTree
+from adaptspec.types import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class Reach:
         for every budget up to the one that was asked for.
         """
         return 1 + sum(rank < budget for rank in self.ranks)
+
+    def expected_lengths(self, budgets: np.ndarray) -> np.ndarray:
+        """float64 [K], `expected_length` of K budgets."""
+        if self.masses is None:
+            # Ranks rise along the path: parents come first.
+            return 1.0 + np.searchsorted(np.array(self.ranks, dtype=np.int64), budgets)
+        return np.array([self.expected_length(budget) for budget in budgets.tolist()])
 
     def expected_length(self, budget: int) -> float:
         """An estimate of the mean of `length` over what the target might have written, of lower variance.
@@ -61,17 +68,9 @@ class Follower:
     """
 
     def __init__(self, tree: DraftTree) -> None:
-        ranks = np.empty(len(tree), dtype=np.int64)
-        ranks[budget_order(tree)] = np.arange(len(tree))
         self._tree = tree
-        self._ranks = ranks
-        self._children: dict[tuple[int, int], int] = {}
-        for node, key in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
-            self._children.setdefault(key, node)
-        self._inner = set(tree.parents.tolist())
-        self._node = -1
-        self._reached: list[int] = []
-        self._masses: list[tuple[np.ndarray, np.ndarray]] | None = None
+        self._path: list[int] = []
+        self._masses: list[tuple[np.ndarray, np.ndarray]] | None = None  # children and probabilities, per node passed
         self.reach: Reach | None = None if len(tree) else Reach((), True)
 
     def extend(self, tokens: Sequence[int], probabilities: np.ndarray | None = None) -> bool:
@@ -82,19 +81,21 @@ class Follower:
             probabilities: [T, V], row k is the target's distribution that `tokens[k]` was drawn from; None where it is
                 greedy. Given always or never.
         """
+        tree = self._tree
         for place, token in enumerate(tokens):
             if self.reach is not None:
                 break
-            if probabilities is not None:
-                children = np.flatnonzero(self._tree.parents == self._node)
-                mass = probabilities[place, self._tree.token_ids[children]].astype(np.float64)
-                self._masses = [*(self._masses or ()), (self._ranks[children], mass)]
-            child = self._children.get((self._node, token))
-            if child is not None:
-                self._node = child
-                self._reached.append(int(self._ranks[child]))
-            if child is None or child not in self._inner:
+            children = np.flatnonzero(tree.parents == (self._path[-1] if self._path else ROOT))
+            if probabilities is not None and len(children):
+                mass = probabilities[place, tree.token_ids[children]].astype(np.float64)
+                self._masses = [*(self._masses or ()), (children, mass)]
+            taken = children[tree.token_ids[children] == token]
+            if not len(taken):
                 self.reach = self._reach(complete=True)
+            else:
+                self._path.append(int(taken[0]))
+                if not (tree.parents == taken[0]).any():
+                    self.reach = self._reach(complete=True)
         return self.reach is not None
 
     def close(self) -> Reach:
@@ -104,4 +105,9 @@ class Follower:
         return self.reach
 
     def _reach(self, *, complete: bool) -> Reach:
-        return Reach(tuple(self._reached), complete, None if self._masses is None else tuple(self._masses))
+        if not self._path and self._masses is None:
+            return Reach((), complete)
+        ranks = np.empty(len(self._tree), dtype=np.int64)
+        ranks[budget_order(self._tree)] = np.arange(len(self._tree))
+        masses = None if self._masses is None else tuple((ranks[children], mass) for children, mass in self._masses)
+        return Reach(tuple(ranks[self._path].tolist()), complete, masses)

@@ -12,14 +12,14 @@ import numpy as np
 
 from adaptspec.bandits import Feedback, Guard, Policy, PolicyContext
 from adaptspec.bandits.base import PolicyDecision
-from adaptspec.bandits.state import read_array
+from adaptspec.bandits.state import read_array, read_rng
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
 from adaptspec.control.calibration import Calibrator
 from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
-from adaptspec.control.cost import CostModel
+from adaptspec.control.cost import MAX_NODES, CostModel
 from adaptspec.control.counterfactual import Follower, Reach
 from adaptspec.control.rate import RunningRate
-from adaptspec.control.step_costs import is_cheap, observe_step
+from adaptspec.control.step_costs import observe_step
 from adaptspec.trees import truncate
 from adaptspec.types import Arm, Decision, DraftTree
 
@@ -34,6 +34,9 @@ LENGTH_RATE = 0.05
 
 AUTO_NODES = 64
 """What a drafter is asked for when its only arm sizes itself."""
+
+EVALUATION_SHARE = 0.01
+"""Share of the run's time that drafters may take which are asked only to learn from, all together."""
 
 FEATURES = 4
 """Length of the vector that contextual policies see: 1, context length, tokens left, latest accepted length."""
@@ -72,10 +75,11 @@ class PolicyController(Controller):
     tau_i its seconds, rho the running rate; rescaled to [0, 1] around the average step. Averaging these is maximising
     the sum of tokens over the sum of seconds, which averaging tokens per second of single steps is not.
 
-    A full-information policy is told of every drafter that is cheap enough to be asked at every step, at every budget
-    (the trees are nested), with the seconds that the cost model expects. Other policies are told of the played arm with
-    its measured seconds. An arm is judged only at positions that it would have stopped at itself: a long match is
-    counted once, and not again at every position inside it (ours; a virtual pointer per arm).
+    A full-information policy is told of every drafter that was asked, at every budget (the trees are nested), with the
+    seconds that the cost model expects. Drafters that are not played are asked by chance, as often as
+    `EVALUATION_SHARE` of the time allows: cheap ones always, dear ones now and then. Other policies are told of the
+    played arm with its measured seconds. An arm is judged only at positions that it would have stopped at itself: a
+    long match is counted once, and not again at every position inside it (ours; a virtual pointer per arm).
 
     An arm of budget "auto" verifies the nodes of its drafter's proposal that pay, by calibrated values and the cost
     table.
@@ -88,10 +92,17 @@ class PolicyController(Controller):
         policy: over `len(arms)` arms.
         cost: learns seconds.
         objective: "throughput", or "accepted_length", which ignores seconds.
+        seed: of the chances with which drafters are asked only to learn from.
     """
 
     def __init__(
-        self, arms: Sequence[Arm], policy: Policy, *, cost: CostModel, objective: Objective = "throughput"
+        self,
+        arms: Sequence[Arm],
+        policy: Policy,
+        *,
+        cost: CostModel,
+        objective: Objective = "throughput",
+        seed: int = 0,
     ) -> None:
         if not arms or arms[0] != Arm.autoregressive():
             raise ValueError("arms must start with the arm 'ar'")
@@ -106,16 +117,19 @@ class PolicyController(Controller):
         self.wants_probabilities = policy.full_information
         self.rate = RunningRate()
         self.expected_lengths = np.ones(len(arms))
-        self._members: dict[tuple[Source, bool], list[int]] = {}
+        self._budgets = np.array([MAX_NODES if arm.budget == "auto" else arm.budget for arm in arms], dtype=np.int64)
+        members: dict[tuple[Source, bool], list[int]] = {}
         self._widest: dict[Source, int] = {}
         for index, arm in enumerate(self.arms[1:], start=1):
             source = _source(arm)
-            self._members.setdefault((source, arm.budget == "auto"), []).append(index)
+            members.setdefault((source, arm.budget == "auto"), []).append(index)
             nodes = AUTO_NODES if arm.budget == "auto" else arm.budget
             self._widest[source] = max(self._widest.get(source, 0), nodes)
+        self._members = {key: np.array(indices) for key, indices in members.items()}
         self._most_nodes = max(self._widest.values(), default=0)
         self._drafters = list(dict.fromkeys(source.drafter for source in self._widest))
         self.calibrators = {source.drafter: Calibrator() for source, automatic in self._members if automatic}
+        self._rng = np.random.default_rng(seed)
         self._digest = Digest()
         self._steps = 0
         self._requests = 0
@@ -154,16 +168,23 @@ class PolicyController(Controller):
         return Decision(self._steps, arm, chosen.propensity, asked=self._asked(arm, context))
 
     def _asked(self, played: Arm, context: StepContext) -> tuple[Arm, ...]:
-        """The played drafter, and the cheap ones if the policy learns from all; then for all that arms could use."""
+        """The played drafter, and others if the policy learns from all; then for all nodes that arms could use."""
         widen = self.policy.full_information or played.budget == "auto"
         asked: dict[str, Arm] = {}
         if played.drafter != "ar":
             nodes = self._widest[_source(played)] if widen else played.budget
             asked[played.drafter] = Arm(played.drafter, nodes, played.vocab)
         if self.policy.full_information:
-            for source, nodes in self._widest.items():
-                if source.drafter not in context.unavailable and is_cheap(self.cost, source.drafter, nodes):
-                    asked.setdefault(source.drafter, Arm(source.drafter, nodes, source.vocab))
+            chances = self._rng.random(len(self._widest)).tolist()  # drawn always: the stream must not depend on times
+            allowed = EVALUATION_SHARE / len(self._widest) * self.cost.verify_seconds(0, context=context.length)
+            for chance, (source, nodes) in zip(chances, self._widest.items(), strict=True):
+                if source.drafter in asked or source.drafter in context.unavailable:
+                    continue
+                seconds = self.cost.draft_seconds(source.drafter, nodes, vocab=source.vocab)
+                if cold := context.cold_tokens.get(source.drafter, 0):
+                    seconds += self.cost.catch_up_seconds(source.drafter, cold)
+                if chance * seconds <= allowed:
+                    asked[source.drafter] = Arm(source.drafter, nodes, source.vocab)
         return tuple(asked.values())
 
     def _policy_context(self, context: StepContext) -> PolicyContext:
@@ -274,31 +295,29 @@ class PolicyController(Controller):
         verify = self.cost.verify_curve(self._most_nodes, context=judged.start)
         overhead = self.cost.overhead_seconds()
         gains[0], observed[0] = self._gain(1.0, float(verify[0]) + overhead), True
-        for (source, automatic), reach in judged.reaches.items():
+        for key, reach in judged.reaches.items():
             if not reach.complete:
                 continue
+            source, members = key[0], self._members[key]
+            members = members[judged.start >= self._pointers[members]]
+            verified = np.minimum(self._budgets[members], judged.nodes[key])
+            lengths = reach.expected_lengths(verified)
             draft = self.cost.draft_seconds(source.drafter, self._widest[source], vocab=source.vocab) + overhead
-            nodes = judged.nodes[source, automatic]
-            for index in self._members[source, automatic]:
-                if judged.start < self._pointers[index]:
-                    continue
-                budget = self.arms[index].budget
-                verified = nodes if budget == "auto" else min(budget, nodes)
-                length = reach.expected_length(verified)
-                gains[index] = self._gain(length, draft + float(verify[verified]))
-                observed[index] = True
-                self._expect(index, length)
-                self._pointers[index] = judged.start + reach.length(verified)
+            gains[members] = self._gain(lengths, draft + verify[verified])
+            observed[members] = True
+            self._expect(members, lengths)
+            self._pointers[members] = judged.start + 1 + np.searchsorted(np.array(reach.ranks, np.int64), verified)
         return gains, observed
 
-    def _expect(self, index: int, length: float) -> None:
+    def _expect(self, index: int | np.ndarray, length: float | np.ndarray) -> None:
         self.expected_lengths[index] += LENGTH_RATE * (length - self.expected_lengths[index])
 
-    def _gain(self, tokens: float, seconds: float) -> float:
+    def _gain(self, tokens: Any, seconds: Any) -> Any:
+        """In [0, 1], for numbers or arrays."""
         if self.objective == "accepted_length":
-            return min(1.0, (tokens - 1.0) / (2.0 * GAIN_TOKENS))
+            return np.minimum(1.0, (tokens - 1.0) / (2.0 * GAIN_TOKENS))
         value = tokens - self.rate.value * seconds
-        return min(1.0, max(0.0, 0.5 + value / (2.0 * GAIN_TOKENS)))
+        return np.minimum(1.0, np.maximum(0.0, 0.5 + value / (2.0 * GAIN_TOKENS)))
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt, between requests."""
@@ -309,6 +328,7 @@ class PolicyController(Controller):
             "rate": self.rate.state(),
             "expected_lengths": self.expected_lengths.tolist(),
             "calibrators": {name: calibrator.state_dict() for name, calibrator in self.calibrators.items()},
+            "rng": self._rng.bit_generator.state,
             "counts": [self._steps, self._requests, self._digest.value],
         }
 
@@ -319,10 +339,11 @@ class PolicyController(Controller):
             raise ValueError(f"state holds the arms {state.get('arms')}, this controller has {names}")
         expected = read_array(state, "expected_lengths", (len(names),), minimum=0.0)
         steps, requests, digest = (int(count) for count in state["counts"])
+        rng = read_rng(state, "rng")
         self.policy.load_state_dict(state["policy"])
         self.cost.load_state_dict(state["cost"])
         for name, calibrator in self.calibrators.items():
             calibrator.load_state_dict(state["calibrators"][name])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
-        self.expected_lengths = expected
+        self.expected_lengths, self._rng = expected, rng
         self._steps, self._requests, self._digest.value = steps, requests, digest

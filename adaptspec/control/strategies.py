@@ -88,7 +88,7 @@ def make_controller(
     if guard is not None and not 0.0 < guard < 1.0:
         raise ValueError(f"guard must be in (0, 1) or None, got {guard}")
     if isinstance(strategy, Policy):
-        return PolicyController(arms, _guarded(strategy, guard), cost=CostModel(), objective=objective)
+        return PolicyController(arms, _guarded(strategy, guard), cost=CostModel(), objective=objective, seed=seed)
     if not isinstance(strategy, str):
         raise ValueError(f"strategy must be a name or a Policy, got {strategy!r}")
     check_strategy(strategy)
@@ -105,7 +105,7 @@ def make_controller(
     if strategy == "heuristic":
         return _length_heuristic(arms, objective=objective, seed=seed)
     policy = _guarded(_policy(strategy, n_arms=len(arms), seed=seed), guard)
-    return PolicyController(arms, policy, cost=CostModel(), objective=objective)
+    return PolicyController(arms, policy, cost=CostModel(), objective=objective, seed=seed)
 
 
 def _policy(strategy: str, *, n_arms: int, seed: int) -> Policy:
@@ -141,7 +141,7 @@ def _length_heuristic(arms: Sequence[Arm], *, objective: Objective, seed: int) -
     lengths = sorted({arm.budget for arm in arms if arm.drafter == first.drafter and isinstance(arm.budget, int)})
     own = [Arm.autoregressive(), *(Arm(first.drafter, length, first.vocab) for length in lengths)]
     policy = make_policy("heuristic", n_arms=len(own), seed=seed, lengths=(0, *lengths))
-    return PolicyController(own, policy, cost=CostModel(), objective=objective)
+    return PolicyController(own, policy, cost=CostModel(), objective=objective, seed=seed)
 
 
 def _first_arms(strategy: str, arms: Sequence[Arm]) -> list[Arm]:

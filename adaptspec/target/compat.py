@@ -14,6 +14,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from adaptspec.kernels.kv_compact import kv_compact
+
 PACKED_SDPA = "adaptspec_sdpa"
 
 
@@ -143,9 +145,10 @@ class GrowingCache(Cache):
         """Copy rows `start + rows[i]` (ascending, `rows[i] >= i`) to `start + i` in every layer."""
         if not self.buffers:
             self._share_buffers()
+        packed = torch.cat([rows.new_tensor([start]), rows])
         for buffer in self.buffers:
-            moved = buffer.index_select(2, (rows + start).to(buffer.device))
-            buffer[:, :, start : start + len(rows)] = moved
+            there = packed.to(buffer.device)  # one transfer
+            kv_compact(buffer[:, None], there[None, 1:], there[:1])
 
     def _share_buffers(self) -> None:
         """(Re)allocate: one buffer per device, dtype and shape; each layer's keys and values become views of it."""

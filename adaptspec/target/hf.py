@@ -13,6 +13,7 @@ import torch
 from adaptspec.target.base import Scored, Target
 from adaptspec.target.compat import GrowingCache, attention_implementation
 from adaptspec.target.layout import TESTED_FAMILIES, Layout, inspect_model
+from adaptspec.target.tree_kernel import MOST_ROWS, tree_forward, uses_kernel
 from adaptspec.types import DraftTree, ExtraRows
 
 _PROBED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -25,6 +26,7 @@ class HFTarget(Target):
 
     Sliding-window layers keep their whole history here and are masked by position, so trees cross the window exactly.
     A family outside `TESTED_FAMILIES` is probed once: a small branching tree must give the logits of its paths.
+    On a GPU, draft rows attend through the tree-attention kernel where it covers the model (see `uses_kernel`).
 
     Args:
         model: a transformers causal language model, on any device, in float32, bfloat16 or float16.
@@ -50,6 +52,7 @@ class HFTarget(Target):
         self.cache: GrowingCache | None = None
         self._taps: tuple[int, ...] = ()
         self._tapped: dict[int, torch.Tensor] = {}
+        self._kernel = uses_kernel(model, self.layout)
         family = getattr(model.config, "model_type", "")
         if family not in TESTED_FAMILIES and model not in _PROBED:
             self._probe()
@@ -181,9 +184,13 @@ class HFTarget(Target):
         cache = self._open_cache()
         cache.reserve(self.length + visible.shape[1])
         positions = (torch.from_numpy(depths) + self.length).to(self.device)
-        mask = None if plain else self._masks(depths, visible)
-        attention = self.layout.attention
-        with self._recording(), attention_implementation(self.model.config, attention):
+        if self._kernel and len(ids) <= MOST_ROWS:
+            mask = None
+            attention = tree_forward(self.model, length=self.length, visible=visible)
+        else:
+            mask = None if plain else self._masks(depths, visible)
+            attention = attention_implementation(self.model.config, self.layout.attention)
+        with self._recording(), attention:
             output = (model or self.model)(
                 input_ids=ids[None],
                 position_ids=positions[None],

@@ -12,7 +12,7 @@ from adaptspec.bandits import make_policy
 from adaptspec.control.arms import make_arms
 from adaptspec.control.controller import StepContext, StepOutcome
 from adaptspec.control.cost import CostModel
-from adaptspec.control.learning import PolicyController
+from adaptspec.control.learning import EVALUATION_SHARE, PolicyController
 from adaptspec.types import Arm, Decision, DraftTree, StepRecord
 
 BUDGETS = (2, 8)
@@ -187,14 +187,14 @@ def test_a_request_that_ends_leaves_nothing_waiting() -> None:
     assert not controller._pointers.any()
 
 
-def test_expensive_drafters_are_asked_only_when_played() -> None:
+def test_learning_from_unplayed_drafters_takes_a_set_share_of_the_time() -> None:
     world = World({"cheap": drawn(1.0, 1), "dear": drawn(1.0, 2)}, {"cheap": 0.0001, "dear": 0.02})
     controller = controller_for(world, "hedge")
-    decisions = [world.step(controller) for _ in range(300)]
-    for decision in decisions[5:]:
-        asked = {arm.drafter for arm in decision.asked}
-        assert "cheap" in asked
-        assert ("dear" in asked) == (decision.arm.drafter == "dear")
+    decisions = [world.step(controller) for _ in range(4000)]
+    assert all("cheap" in {arm.drafter for arm in decision.asked} for decision in decisions[5:])
+    learnt_from = [d for d in decisions if d.arm.drafter != "dear" and "dear" in {arm.drafter for arm in d.asked}]
+    share = 0.02 * len(learnt_from) / world.seconds
+    assert 0.2 * EVALUATION_SHARE < share < 1.2 * EVALUATION_SHARE
 
 
 def test_a_drafter_set_aside_is_not_asked() -> None:
