@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= cli,serving,dev
+EXTRAS ?= cli,experiments,serving,dev
 ARGS ?=
 
 BIN := $(VENV)/bin

@@ -19,6 +19,8 @@ _UNSUPPORTED_PROCESSORS = (
 )
 """Processors that keep state from call to call or run a model: a tree asks for rows that may never be committed."""
 
+_ROW_WISE = ("TemperatureLogitsWarper", "TopKLogitsWarper")
+"""Processors that look at one row of scores and nothing else, and may be given all rows at once."""
 
 _BLOCK = 128
 
@@ -110,6 +112,16 @@ class TargetRows:
         """Probabilities [V] of one row, float32."""
         return torch.softmax(self.processed(int(row)), dim=-1)
 
+    def tensor(self) -> torch.Tensor | None:
+        """Probabilities [N + 1, V] of all rows at once, for kernels; None off a GPU, or where a processor looks at the
+        tokens before each row."""
+        if not _on_gpu(self.logits) or not all(type(p).__name__ in _ROW_WISE for p in self.processors or ()):
+            return None
+        scores = self.logits.to(torch.float32, copy=True)
+        for processor in self.processors or ():
+            scores = processor(None, scores)
+        return torch.softmax(scores, dim=-1)
+
     def _path_tokens(self, row: int) -> list[int]:
         path = []
         node = row - 1
@@ -123,6 +135,10 @@ class TargetRows:
         raise ValueError(
             f"target logits must be finite and not NaN, got a bad row {where} (position {self.tokens.length})"
         )
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 class _ProcessedArgmax:

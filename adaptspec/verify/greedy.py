@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.types import ROOT, DraftTree, Verdict
+from adaptspec.verify import device
 from adaptspec.verify.base import make_verdict, register_verifier
 
 
@@ -34,6 +35,8 @@ def verify_greedy(tree: DraftTree, target_argmax: np.ndarray | Sequence[int]) ->
     shape = target_argmax.shape if isinstance(target_argmax, np.ndarray) else (len(target_argmax),)
     if shape != (n + 1,):
         raise ValueError(f"target_argmax must have shape [{n + 1}], got {list(shape)}")
+    if (verdict := device.greedy_walk(tree, target_argmax)) is not None:
+        return verdict
     argmax = target_argmax.tolist() if isinstance(target_argmax, np.ndarray) else target_argmax
     node, wanted, path, tokens = ROOT, argmax[0], [], []
     # Children are stored after their parent, so one pass over the nodes meets the whole path.

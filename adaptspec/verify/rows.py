@@ -35,7 +35,8 @@ def _resident(values: Any) -> Any:
     return (values if values.dtype in (torch.float32, torch.float64) else values.float()).cpu().numpy()
 
 
-def _check_sums(lowest: float, total: float, name: str) -> None:
+def check_sums(lowest: float, total: float, name: str) -> None:
+    """Raises ValueError unless these are least entry and sum of probabilities."""
     # Written so that NaN fails. The margin forgives half-precision softmax; logits passed by mistake do not fit it.
     if not (lowest >= 0.0 and 0.95 <= total <= 1.05):
         raise ValueError(f"{name} must hold probabilities >= 0 that sum to 1, got minimum {lowest} and sum {total}")
@@ -61,12 +62,12 @@ def as_row(values: Any, *, name: str, like: Row | None = None) -> Row:
     if isinstance(row, np.ndarray):
         lowest, row = float(row.min()), row.astype(np.float64)
         total = float(row.sum())
-        _check_sums(lowest, total, name)
+        check_sums(lowest, total, name)
         row /= total
         return row
     row = row.double() if like is None else row.to(like)
     lowest, total = _stack(row.min(), row.sum()).tolist()
-    _check_sums(lowest, total, name)
+    check_sums(lowest, total, name)
     return row / total
 
 
@@ -170,7 +171,7 @@ def sample(probs: Any, u: float, *, name: str = "probabilities") -> int:
     if not isinstance(row, np.ndarray):
         return _sample_on_device(row, u, name)
     cumulative = _cumulative(row)
-    _check_sums(float(row.min()), float(cumulative[-1]), name)
+    check_sums(float(row.min()), float(cumulative[-1]), name)
     return _invert(row, cumulative, u)
 
 
@@ -211,7 +212,7 @@ def _sample_on_device(row: Any, u: float, name: str) -> int:
     total = cumulative[-1:]
     index = torch.searchsorted(cumulative, total * u, right=True).clamp_(max=len(row) - 1)
     token, probability, lowest, mass = torch.cat([index.double(), row[index], row.min().reshape(1), total]).tolist()
-    _check_sums(lowest, mass, name)
+    check_sums(lowest, mass, name)
     if probability > 0.0:
         return int(token)
     # A parallel running sum may step at a zero, and u may lie past the last step: take the nearest token before.

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from adaptspec.types import ROOT, DraftTree, Verdict
+from adaptspec.verify import device
 from adaptspec.verify.base import Rows, Uniforms, children_of, make_verdict, register_verifier
 from adaptspec.verify.rows import Row, draft_row, draw, pick, positive_part, residual, sample, target_row, without
 
@@ -35,6 +36,8 @@ def verify_deterministic(tree: DraftTree, target_probs: Rows, rng: Uniforms) -> 
     Raises:
         ValueError: a visited row is not a distribution.
     """
+    if (verdict := device.target_walk(tree, target_probs, rng)) is not None:
+        return verdict
     node, path, tokens = ROOT, [], []
     wanted = sample(target_probs[0], rng.random(), name="target_probs[0]")
     for child, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
@@ -58,6 +61,8 @@ def verify_token_wise(tree: DraftTree, target_probs: Rows, rng: Uniforms) -> Ver
     Raises:
         ValueError: a node has two children, or a visited row is not a distribution.
     """
+    if (verdict := device.chain_rejection(tree, target_probs, rng)) is not None:
+        return verdict
     return _walk(tree, target_probs, rng, remove=False)
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from adaptspec.target.rows import TargetRows, TokenBuffer, top_ids
 from adaptspec.types import DraftTree
@@ -52,6 +58,22 @@ def test_argmax_names_the_bad_row(value: float) -> None:
 def test_a_row_without_any_finite_entry_is_bad() -> None:
     with pytest.raises(ValueError, match="after the last committed token"):
         rows_of(torch.full((1, 8), -torch.inf)).argmax()
+
+
+def test_all_rows_at_once_are_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn((4, 64), generator=torch.Generator().manual_seed(0))
+    row_wise = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)])
+    by_tokens = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
+    for processors, at_once in ((None, True), (row_wise, True), (by_tokens, False)):
+        tree, tokens = DraftTree.chain([1, 2, 3]), TokenBuffer(torch.tensor([1]))
+        rows = TargetRows(logits, tree=tree, tokens=tokens, processors=processors)
+        assert rows.tensor() is None, "row by row on a CPU"
+        with monkeypatch.context() as patch:
+            patch.setattr("adaptspec.target.rows._on_gpu", lambda tensor: True)
+            together = rows.tensor()
+        assert (together is not None) == at_once
+        if together is not None:
+            torch.testing.assert_close(together, torch.stack([rows[row] for row in range(4)]))
 
 
 def test_token_buffer_grows_and_stages_without_committing() -> None:
