@@ -25,6 +25,7 @@ import numpy as np
 
 from adaptspec.bandits.checks import check_between
 from adaptspec.bandits.state import check_equal, read_array, read_float
+from adaptspec.control.drift import DriftWatch, Trials
 from adaptspec.names import unknown_name
 from adaptspec.types import ROOT, DraftTree
 
@@ -160,6 +161,11 @@ class _Table:
     hits: np.ndarray
     trials: np.ndarray
 
+    def posterior(self, broad: np.ndarray, cells: np.ndarray, ratio: np.ndarray, strength: float) -> np.ndarray:
+        """float64 [N], P(c) of nodes in these cells."""
+        values = (self.broad_hits[broad] + strength * ratio) / (self.broad_trials[broad] + strength)
+        return (self.hits[cells] + strength * values) / (self.trials[cells] + strength)
+
     @classmethod
     def empty(cls, cells: int) -> _Table:
         return cls(np.zeros(cells), np.zeros(cells), np.zeros(cells * DEPTHS), np.zeros(cells * DEPTHS))
@@ -188,7 +194,8 @@ class Calibrator:
 
     How nodes are sorted into cells follows from the evidence that the trees carry (`BINNINGS`): matched length x share
     of the counts, log-probability x rank, rank, or the drafter's own score ratio; each crossed with six bins of depth.
-    Memory is bounded: one small table per binning met.
+    Memory is bounded: one small table per binning met. When hits and predictions part for good, the counts from before
+    are forgotten at once (`DriftWatch`).
 
     Args:
         strength: s, the trials that a prior counts for.
@@ -208,6 +215,7 @@ class Calibrator:
         self.strength = check_between("strength", strength, low=0.0, high=1e6)
         self.memory = check_between("memory", memory, low=1.0, high=1e9)
         self._tables: dict[str, _Table] = {}
+        self._watch = DriftWatch()
 
     def conditional(self, tree: DraftTree) -> np.ndarray:
         """float64 [N]: P(node accepted | its parent was), in (0, 1); siblings add up to at most 0.999.
@@ -227,9 +235,7 @@ class Calibrator:
         else:
             broad = BINNINGS[name].place(tree.evidence, ratio)
             cells = broad * DEPTHS + _bins(_DEPTH_BIN, tree.depths())
-            strength = self.strength
-            values = (table.broad_hits[broad] + strength * ratio) / (table.broad_trials[broad] + strength)
-            values = (table.hits[cells] + strength * values) / (table.trials[cells] + strength)
+            values = table.posterior(broad, cells, ratio, self.strength)
         values = np.maximum(values, LEAST)
         sums = np.bincount(groups, values)
         if sums.max() > MOST:
@@ -255,19 +261,27 @@ class Calibrator:
         if table is None:
             table = self._tables[name] = _Table.empty(binning.cells)
         evidence = {column: tree.evidence[column][rows] for column in binning.columns}
-        ratio = depths if binning.columns else _score_ratio(tree.scores[rows], tree.scores, tree.parents[rows])
+        ratio = _score_ratio(tree.scores[rows], tree.scores, tree.parents[rows])
         broad = binning.place(evidence, ratio)
         cells = broad * DEPTHS + _bins(_DEPTH_BIN, depths)
+        predicted = np.minimum(np.maximum(table.posterior(broad, cells, ratio, self.strength), LEAST), MOST)
+        trials = Trials(name, broad, cells, hits)
+        changed = self._watch.add(trials, predicted)
+        if changed is not None:
+            self._tables = {}
         keep = 1.0 - 1.0 / self.memory
-        _count(table.broad_hits, table.broad_trials, broad, hits, keep)
-        _count(table.hits, table.trials, cells, hits, keep)
+        for part in [trials] if changed is None else changed:
+            table = self._tables.setdefault(part.binning, _Table.empty(BINNINGS[part.binning].cells))
+            _count(table.broad_hits, table.broad_trials, part.broad, part.hits, keep)
+            _count(table.hits, table.trials, part.cells, part.hits, keep)
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and counts as plain values."""
         tables = {
             name: {field: getattr(table, field).tolist() for field in _FIELDS} for name, table in self._tables.items()
         }
-        return {"strength": self.strength, "memory": self.memory, "tables": tables}
+        watch = self._watch.state_dict()
+        return {"strength": self.strength, "memory": self.memory, "tables": tables, "watch": watch}
 
     @classmethod
     def merge(cls, states: Sequence[Mapping[str, Any]], *, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -336,4 +350,6 @@ class Calibrator:
             if (table.hits > table.trials).any() or (table.broad_hits > table.broad_trials).any():
                 raise ValueError(f"state: hits of table {name} must not exceed its trials")
             tables[name] = table
+        sizes = {name: (binning.cells, binning.cells * DEPTHS) for name, binning in BINNINGS.items()}
+        self._watch.load_state_dict(state.get("watch"), sizes=sizes)
         self._tables = tables

@@ -18,6 +18,8 @@ MEMORY = 32.0
 """Measurements that the decayed mean remembers: an outlier moves it by at most (CLIP - 1) / MEMORY, 3.1 %."""
 RECENT = 7
 """So many measurements in a row on one side of the running value are a change, not noise."""
+DOUBTED_RECENT = 2
+"""The same for a value that was not measured for long."""
 CHANGE = 1.25
 """How far off, as a factor, each of them must be."""
 FIRST_WEIGHT = 0.1
@@ -25,7 +27,7 @@ FIRST_WEIGHT = 0.1
 MATERIAL = 0.01
 """What others see of a cell is renewed when its value moved by this fraction (or its weight doubled)."""
 
-_FIELDS = ("value", "weight", "count", "shown", "shown_weight", "updated", "recent")
+_FIELDS = ("value", "weight", "count", "shown", "shown_weight", "updated", "recent", "doubted")
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -50,7 +52,11 @@ def check_fields(state: Any, fields: Collection[str], *, what: str) -> None:
 
 def persistent(ratios: Collection[float], value: float = 1.0) -> bool:
     """Whether `RECENT` measurements all lie off `value` by more than `CHANGE`, on the same side."""
-    return len(ratios) == RECENT and (min(ratios) > CHANGE * value or max(ratios) * CHANGE < value)
+    return len(ratios) == RECENT and _off(ratios, value)
+
+
+def _off(ratios: Collection[float], value: float) -> bool:
+    return min(ratios) > CHANGE * value or max(ratios) * CHANGE < value
 
 
 class CostCell:
@@ -59,13 +65,15 @@ class CostCell:
     The first measurement stands alone until there is a second, which replaces it: the first use of a shape often pays
     for compilation and cold caches. From the second on the value is the mean of the measurements, each clipped at twice
     the value before it, with rate 1 / `MEMORY` once there are that many. When the latest `RECENT` measurements all lie
-    off by more than `CHANGE` on one side, their median takes over.
+    off by more than `CHANGE` on one side, their median takes over; of a value that is doubted, because it was not
+    measured for long, the latest `DOUBTED_RECENT`.
 
     Attributes:
         value, weight, count: running value; measurements in it (at most `MEMORY`); measurements ever.
         shown, shown_weight: what curves are made from; follows material moves only, so that curves can be cached.
         updated: the table's clock at the latest measurement.
         recent: the latest measurements, unclipped.
+        doubted: see above.
     """
 
     __slots__ = _FIELDS
@@ -76,6 +84,7 @@ class CostCell:
         self.count = 1
         self.updated = updated
         self.recent = [seconds]
+        self.doubted = False
 
     def add(self, seconds: float) -> None:
         """Learn one measurement."""
@@ -91,8 +100,17 @@ class CostCell:
         else:
             self.weight = weight = min(self.weight + 1.0, MEMORY)
             self.value = value + (min(seconds, CLIP * value) - value) / weight
-        if persistent(recent, self.value):
+        if self.doubted and len(recent) == DOUBTED_RECENT:
+            self.doubted = False
+            if _off(recent, self.value):
+                self.restart(recent)
+        elif persistent(recent, self.value):
             self.restart(recent)
+
+    def doubt(self) -> None:
+        """The value is old: few measurements that agree against it are enough."""
+        self.doubted = True
+        self.recent.clear()
 
     def restart(self, measurements: Sequence[float]) -> None:
         """Start again from the median of these."""
@@ -134,6 +152,9 @@ class CostCell:
             setattr(cell, field, read_float(state, field, minimum=FIRST_WEIGHT, maximum=MEMORY))
         cell.count, cell.updated = read_int(state, "count"), read_int(state, "updated")
         cell.recent = read_times(state, "recent")
+        if not isinstance(state["doubted"], bool):
+            raise ValueError(f"state: doubted must be true or false, got {state['doubted']!r:.80}")
+        cell.doubted = state["doubted"]
         return cell
 
 

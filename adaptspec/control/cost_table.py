@@ -27,6 +27,8 @@ MAX_POINTS = 64
 """Measured sizes kept per curve; the one measured longest ago makes room."""
 MAX_CURVES = 64
 """Curves kept per table; the one measured longest ago makes room."""
+STALE = 50
+"""A cell that was not measured during so many measurements of the table is doubted when it is measured again."""
 SMALLEST_CONTEXT = 9
 """Contexts of up to 2 ** 9 = 512 tokens share a bucket."""
 
@@ -72,6 +74,8 @@ class CostTable:
             return
         if cell.count >= 2:
             self._compare(key, size, seconds, expected=cell.value, settled=True)
+        if self.clock - cell.updated > STALE:
+            cell.doubt()
         cell.add(seconds)
         cell.updated = self.clock
         if persistent(self._ratios):
@@ -140,7 +144,9 @@ class CostTable:
                 cell.restart(measured[key, size])
                 cell.show()
             elif cell.updated <= self._steady:
+                # Only a guess: if it was the cost per node that changed, sizes do not change alike.
                 cell.scale(factor)
+                cell.distrust()
         self._window.clear()
         self._ratios.clear()
         self._forget()

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from adaptspec.bandits.state import read_array, read_int
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
-from adaptspec.control.calibration import Calibrator
+from adaptspec.control.calibration import Calibrator, judge
 from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixing import Mixer
 from adaptspec.control.rate import RunningRate
-from adaptspec.control.step_costs import is_cheap, observe_step
+from adaptspec.control.step_costs import cheap_together, observe_step
 from adaptspec.trees import truncate
 from adaptspec.types import Arm, Decision, DraftTree
 
@@ -25,8 +26,20 @@ PROBE_SHARE = 0.02
 WORTH_RATE = 0.05
 """Weight of the latest step in a drafter's running worth."""
 
+PROBE_RATE = 0.25
+"""The same for a step at which it was asked by chance only: there are few of them."""
+
+FIRST_ASKS = 20
+"""So often every drafter is asked before it is judged."""
+
+WORTH_BINS = 4
+"""A drafter's worth is kept apart by how many tokens the step before gained: 1, 2 to 3, 4 to 7, more."""
+
 SURVEY = (0.0, 1.0, 0.25, 0.5)
-"""Shares of the candidates that are verified in turn to learn what sizes cost: at the start, and after a change."""
+"""Shares of the candidates that are verified in turn at the start, to learn what sizes cost."""
+
+SURVEY_AGAIN = (1.0, 0.5, 0.25, 1.0, 0.5, 0.25, 0.0)
+"""The same after a change: twice, because one measurement alone is not believed against what is known."""
 
 SURPRISE = 1.25
 SURPRISES = 3
@@ -87,7 +100,11 @@ class EvidenceController(Controller):
         self.calibrators = {name: Calibrator() for name in self.names}
         self.mixer = Mixer(self.names) if mode == "mixture" and len(self.names) > 1 else None
         self._local = self.mixer.new_local() if self.mixer else None
-        self._worth = np.zeros(len(self.names))
+        self._worth = np.zeros((len(self.names), WORTH_BINS))
+        self._latest = 0  # bin of the step before
+        self._cheap: frozenset[str] = frozenset()
+        self._only_probed: set[str] = set()
+        self._trials: list[tuple[str, DraftTree, DraftTree]] = []
         self._asked = np.zeros(len(self.names), dtype=np.int64)
         self._rng = np.random.default_rng(seed)
         self._candidates: list[Candidates] = []
@@ -111,28 +128,33 @@ class EvidenceController(Controller):
         return [name for name in self.names if name in names]
 
     def begin(self) -> None:
-        self._candidates = []
+        self._candidates, self._trials, self._latest = [], [], 0
         self._local = self.mixer.new_local() if self.mixer else None
 
     def select(self, context: StepContext) -> Decision:
         self._steps += 1
         self._position = context.length
         self._probe = float(self._rng.random())
+        self._cheap = cheap_together(self.cost, self.names, self.max_nodes)
+        self._only_probed.clear()
         asked = []
         for index, name in enumerate(self.names):
             probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
             if name in context.unavailable:
                 continue
-            worth = self._worth[index]
+            worth = self._worth[index, self._latest]
             if cold := context.cold_tokens.get(name, 0):
                 worth -= self.rate.value * self.cost.catch_up_seconds(name, cold) / CATCH_UP_STEPS
-            if probe or self._asked[index] < 3 or worth > 0.0 or is_cheap(self.cost, name, self.max_nodes):
+            wanted = name in self._cheap or self._asked[index] < FIRST_ASKS or worth > 0.0
+            if probe and not wanted:
+                self._only_probed.add(name)
+            if probe or wanted:
                 asked.append(Arm(name, self.max_nodes))
         return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         picked = {name: tree for name, tree in trees.items() if tree.siblings == "deterministic"}
-        self._candidates, self._expected = [], 1.0
+        self._candidates, self._trials, self._expected = [], [], 1.0
         for name in trees:
             self._asked[self.names.index(name)] += 1
         if self.mode == "mixture":
@@ -153,6 +175,8 @@ class EvidenceController(Controller):
         expected += sum(self.cost.draft_seconds(arm.drafter, arm.budget) for arm in decision.asked)
         self._notice_change(expected_verify, record.verify_seconds)
         observe_step(self.cost, outcome, asked=decision.asked)
+        self._weigh(outcome.tokens)
+        self._latest = min(WORTH_BINS, record.emitted.bit_length()) - 1
         gain = record.emitted - self.rate.value * record.seconds
         self.rate.add(record.emitted, record.seconds)
         for candidates in self._candidates:
@@ -188,7 +212,7 @@ class EvidenceController(Controller):
         surprised = changed if self._probing else self._surprises >= SURPRISES
         self._probing = False
         if surprised and not self._survey and self._since_survey >= SURVEY_PAUSE:
-            self._survey, self._since_survey, self._surprises = list(SURVEY), 0, 0
+            self._survey, self._since_survey, self._surprises = list(SURVEY_AGAIN), 0, 0
 
     def _mixed(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree]:
         """All candidates as one valued tree, and the part of it that pays."""
@@ -196,11 +220,12 @@ class EvidenceController(Controller):
             return DraftTree.empty(), DraftTree.empty()
         candidates = self._valued(trees)
         self._candidates = [candidates]
-        kept, value = self._fit(candidates.tree)
+        kept, _ = self._fit(candidates.tree)
         for name in trees:
-            if not is_cheap(self.cost, name, self.max_nodes):
+            if name not in self._cheap:
                 others = {other: tree for other, tree in trees.items() if other != name}
-                self._weigh(name, value, without=self._fit(self._valued(others).tree)[1] if others else None)
+                rest = self._fit(self._valued(others).tree)[0] if others else DraftTree.empty()
+                self._trials.append((name, kept, rest))
         return candidates.tree, kept
 
     def _chosen(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree, str]:
@@ -214,9 +239,9 @@ class EvidenceController(Controller):
         ranked = sorted(fits, key=lambda name: -fits[name][1])
         winner = ranked[0]
         for name in trees:
-            if not is_cheap(self.cost, name, self.max_nodes):
+            if name not in self._cheap:
                 others = [other for other in ranked if other != name]
-                self._weigh(name, fits[winner][1], without=fits[others[0]][1] if others else None)
+                self._trials.append((name, fits[winner][0], fits[others[0]][0] if others else DraftTree.empty()))
         return self._candidates[list(trees).index(winner)].tree, fits[winner][0], winner
 
     def _valued(self, trees: Mapping[str, DraftTree]) -> Candidates:
@@ -224,13 +249,21 @@ class EvidenceController(Controller):
             list(trees.values()), list(trees), calibrators=self.calibrators, mixer=self.mixer, local=self._local
         )
 
-    def _weigh(self, name: str, value: float, *, without: float | None) -> None:
-        """Take in what a drafter that costs time added to a step: its value, minus what the others alone offered."""
-        if without is None:
-            without = 1.0 - self.rate.value * float(self._curve()[0])
-        worth = value - without - self.rate.value * self.cost.draft_seconds(name, self.max_nodes)
-        index = self.names.index(name)
-        self._worth[index] += WORTH_RATE * (worth - self._worth[index])
+    def _weigh(self, tokens: np.ndarray) -> None:
+        """Take in what each drafter that costs time added to the step: what the tree that was chosen gained, minus what
+        the one without the drafter would have gained, minus its time."""
+        curve, rate = self._curve(), self.rate.value
+
+        def gained(tree: DraftTree) -> float:
+            hits = float(judge(tree, tokens)[1].sum()) if len(tree) else 0.0
+            return hits - rate * float(curve[len(tree)])
+
+        for name, kept, rest in self._trials:
+            worth = gained(kept) - gained(rest) - rate * self.cost.draft_seconds(name, self.max_nodes)
+            place = self.names.index(name), self._latest
+            weight = PROBE_RATE if name in self._only_probed else WORTH_RATE
+            self._worth[place] += weight * (worth - self._worth[place])
+        self._trials = []
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
         """The nodes that pay, and expected tokens minus what their seconds are worth."""
@@ -254,6 +287,7 @@ class EvidenceController(Controller):
             "cost": self.cost.state_dict(),
             "rate": self.rate.state(),
             "worth": self._worth.tolist(),
+            "latest": self._latest,
             "asked": self._asked.tolist(),
             "survey": [self._survey, self._since_survey, self._surprises, self._idle],
             "counts": [self._steps, self._digest.value],
@@ -271,7 +305,8 @@ class EvidenceController(Controller):
             self.mixer.load_state_dict(state["mixer"])
         self.cost.load_state_dict(state["cost"])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
-        self._worth = np.array(state["worth"], dtype=np.float64)
+        self._worth = read_array(state, "worth", self._worth.shape)
+        self._latest = read_int(state, "latest", minimum=0, maximum=WORTH_BINS - 1)
         self._asked = np.array(state["asked"], dtype=np.int64)
         survey, self._since_survey, self._surprises, self._idle = state["survey"]
         self._survey = list(survey)

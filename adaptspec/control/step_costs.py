@@ -9,7 +9,7 @@ from adaptspec.control.cost import CostModel
 from adaptspec.types import Arm
 
 CHEAP_SHARE = 0.02
-"""Drafters that cost less than this share of a step without speculation are asked at every step, to learn from."""
+"""Share of a step without speculation that drafters may take which are asked at every step."""
 
 
 def observe_step(cost: CostModel, outcome: StepOutcome, *, asked: Sequence[Arm]) -> None:
@@ -26,6 +26,14 @@ def observe_step(cost: CostModel, outcome: StepOutcome, *, asked: Sequence[Arm])
     )
 
 
-def is_cheap(cost: CostModel, drafter: str, budget: int) -> bool:
-    """Whether asking the drafter hardly counts; what was never measured costs nothing yet."""
-    return cost.draft_seconds(drafter, budget) <= CHEAP_SHARE * cost.verify_seconds(0)
+def cheap_together(cost: CostModel, names: Sequence[str], nodes: int) -> frozenset[str]:
+    """The drafters that are asked at every step whatever they are worth: the cheapest, while all of them together take
+    no more than `CHEAP_SHARE`. What was never measured costs nothing yet."""
+    left = CHEAP_SHARE * cost.verify_seconds(0)
+    cheap = []
+    for seconds, name in sorted((cost.draft_seconds(name, nodes), name) for name in names):
+        left -= seconds
+        if left < 0.0:
+            break
+        cheap.append(name)
+    return frozenset(cheap)

@@ -196,3 +196,22 @@ def test_merging_from_a_base_weighs_what_is_new():
     merged = merge_cells([idle, busy], base=base)
     assert (merged.value, merged.count) == (3.0, 47)
     assert merge_cells([idle, idle], base=base).value == 1.0
+
+
+def test_an_old_value_gives_way_to_two_measurements_that_agree() -> None:
+    cell = CostCell(1.0)
+    for _ in range(30):
+        cell.add(1.0)
+    cell.doubt()
+    cell.add(0.4)
+    assert cell.value > 0.9, "one may be an outlier"
+    cell.add(0.4)
+    assert cell.value == pytest.approx(0.4)
+    assert not cell.doubted
+    for _ in range(30):
+        cell.add(0.4)
+    cell.doubt()
+    cell.add(5.0)
+    cell.add(0.4)
+    assert cell.value == pytest.approx(0.4, rel=0.05), "two that disagree change little"
+    assert CostCell.from_state(cell.state_dict()).doubted is False

@@ -10,6 +10,7 @@ import pytest
 from adaptspec.control.controller import StepContext
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixture import EvidenceController, Mode
+from adaptspec.control.step_costs import cheap_together
 from adaptspec.types import Arm, DraftTree
 from tests.control.test_learning import World, drawn
 
@@ -129,3 +130,13 @@ def test_restored_state_decides_alike() -> None:
         controller_for(["a"]).load_state_dict(controller.state_dict())
     with pytest.raises(ValueError, match="names must not be empty"):
         controller_for([])
+
+
+def test_drafters_are_cheap_together_or_not_at_all() -> None:
+    cost = CostModel()
+    for _ in range(3):
+        cost.observe_verify(0, 0.100)
+        for name, seconds in (("a", 0.0005), ("b", 0.0010), ("c", 0.0010), ("d", 0.0300)):
+            cost.observe_draft(name, 8, seconds)
+    assert cheap_together(cost, ("d", "c", "b", "a"), 8) == {"a", "b"}  # 2 % of 100 ms
+    assert cheap_together(cost, ("d", "new"), 8) == {"new"}

@@ -125,7 +125,7 @@ def test_acceptance_that_decays_with_the_context_ends_in_no_speculation(strategy
     assert rate(late) > 0.97 * ar
     assert nodes(late) < 0.3
     assert asked(late, "head") < 0.1  # off costs what never on costs
-    assert rate(early) > 0.85 * max(rate(of_request(always, 0.0, 0.2)), ar)
+    assert rate(early) > 0.8 * max(rate(of_request(always, 0.0, 0.2)), ar)
 
 
 @pytest.mark.parametrize("strategy", ["mixture", "draft-then-choose"])
@@ -170,8 +170,8 @@ def test_load_switches_speculation_off_and_its_end_switches_it_on_again(strategy
     world.run(controller, steps=50)
     again = world.run(controller, steps=300)
     assert rate(quiet[-150:]) > 0.75 * world.best_fixed((2, 8), tokens=3000)[1]
-    assert rate(turning) > 0.6 * ar
-    assert rate(crowded) > 0.97 * ar
+    assert rate(turning) > 0.5 * ar
+    assert rate(crowded) > 0.95 * ar
     assert nodes(crowded) < 0.2
     assert asked(crowded, "dear") < 0.1  # probes: 2 percent of the steps, and a few to be sure
     assert nodes(again) > 2.0
