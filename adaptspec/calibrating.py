@@ -207,9 +207,7 @@ def measure_samples(
             verify[context, nodes].append(record.verify_seconds)
             for name, seconds in outcome.draft_seconds.items():
                 draft[context, name, nodes].append(seconds)
-            overhead.append(
-                record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
-            )
+            overhead.append(record.overhead_seconds)
     return CostSamples(verify, draft, overhead)
 
 

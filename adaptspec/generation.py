@@ -117,12 +117,12 @@ class Request:
         **model_kwargs: Any,
     ) -> Any:
         started = perf_counter()
-        _check_generation_config(generation_config)
+        check_generation_config(generation_config)
         check_input_ids(input_ids, model)
         check_processors(logits_processor)
         padding = _left_padding(input_ids, model_kwargs)
-        sampling = _sampling_of(generation_config)
-        limits = _limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1])
+        sampling = sampling_of(generation_config)
+        limits = limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1])
         seed = self.seed if self.seed is not None else int(torch.randint(2**62, ()).item())
         engine = self.engine
         with engine.request(model, self.tokenizer or tokenizer) as target:
@@ -188,7 +188,7 @@ def check_input_ids(input_ids: Any, model: Any) -> None:
             raise ValueError(f"input_ids must be in [0, {size}), got {low if low < 0 else high}")
 
 
-def _check_generation_config(config: Any) -> None:
+def check_generation_config(config: Any) -> None:
     """Refuse what a single tree-verified sequence cannot honour."""
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(config, name, 1) or 1) != 1:
@@ -231,14 +231,15 @@ def _masked_columns(input_ids: torch.Tensor, mask: torch.Tensor | None) -> int:
     return padding
 
 
-def _sampling_of(config: Any) -> Sampling:
+def sampling_of(config: Any) -> Sampling:
+    """How a generation config chooses tokens."""
     if config is None or not config.do_sample:
         return Sampling()
     temperature = 1.0 if config.temperature is None else float(config.temperature)
     return Sampling(temperature, int(config.top_k or 0), float(1.0 if config.top_p is None else config.top_p))
 
 
-def _limits_of(criteria: Any, config: Any, *, prompt_length: int) -> Limits:
+def limits_of(criteria: Any, config: Any, *, prompt_length: int) -> Limits:
     """End-of-sequence tokens and lengths are read off the criteria; what else there is, is asked after every token."""
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 

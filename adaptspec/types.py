@@ -351,6 +351,11 @@ class StepRecord:
     digest: str = ""
 
     @property
+    def overhead_seconds(self) -> float:
+        """Deciding, committing, observing and the rest: what is neither a draft nor a verification."""
+        return self.commit_seconds + self.observe_seconds + self.controller_seconds + self.other_seconds
+
+    @property
     def seconds(self) -> float:
         """Wall time of the step."""
         return (

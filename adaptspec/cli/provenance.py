@@ -27,17 +27,24 @@ def provenance(*, argv: Sequence[str], model: str, device: Any, dtype: str, seed
     """
     import torch
 
+    return {
+        **run_provenance(argv=argv, seed=seed),
+        "model": model,
+        "device": device_name(device),
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "environment": speed_settings(),
+    }
+
+
+def run_provenance(*, argv: Sequence[str], seed: int) -> dict[str, Any]:
+    """The part that holds without a model: command, code, versions, seed, time and platform."""
     sha, dirty = git_state(Path(__file__).resolve().parent)
     return {
         "argv": ["adaptspec", *argv],
         "git_sha": sha,
         "git_dirty": dirty,
         "versions": {"python": platform.python_version(), **library_versions()},
-        "model": model,
-        "device": device_name(device),
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "environment": speed_settings(),
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),

@@ -216,19 +216,7 @@ def costs_named(name: str, trace: Trace) -> Costs:
 
 def provenance_of(*, argv: list[str], path: Path, trace: Trace, seed: int) -> dict[str, object]:
     """Where the numbers come from: this command, and what made the trace."""
-    import platform
-    from datetime import UTC, datetime
+    from adaptspec.cli.provenance import run_provenance
 
-    from adaptspec.cli.provenance import git_state, library_versions
-
-    sha, dirty = git_state(Path(__file__).resolve().parent)
-    return {
-        "argv": ["adaptspec", *argv],
-        "git_sha": sha,
-        "git_dirty": dirty,
-        "versions": {"python": platform.python_version(), **library_versions()},
-        "seed": seed,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "platform": platform.platform(),
-        "trace": {"path": str(path), "fingerprint": trace.fingerprint, "provenance": dict(trace.provenance)},
-    }
+    origin = {"path": str(path), "fingerprint": trace.fingerprint, "provenance": dict(trace.provenance)}
+    return {**run_provenance(argv=argv, seed=seed), "trace": origin}

@@ -118,11 +118,10 @@ class CostCell:
         self.weight = float(len(measurements))
 
     def scale(self, factor: float) -> None:
-        """Follow a change that was seen elsewhere. What was measured before it is forgotten sooner."""
+        """Follow a change that was seen elsewhere. Only a guess: if it was the cost per node that changed, sizes do not
+        change alike."""
         self.value *= factor
-        self.weight = min(self.weight, float(RECENT))
-        self.recent.clear()
-        self.show()
+        self.distrust()
 
     def moved(self) -> bool:
         """Whether the value, or what it is worth, has left what is shown."""

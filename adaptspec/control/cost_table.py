@@ -144,9 +144,7 @@ class CostTable:
                 cell.restart(measured[key, size])
                 cell.show()
             elif cell.updated <= self._steady:
-                # Only a guess: if it was the cost per node that changed, sizes do not change alike.
                 cell.scale(factor)
-                cell.distrust()
         self._window.clear()
         self._ratios.clear()
         self._forget()

@@ -34,11 +34,15 @@ class Reach:
         """
         return 1 + sum(rank < budget for rank in self.ranks)
 
+    def lengths(self, budgets: np.ndarray) -> np.ndarray:
+        """int64 [K], `length` of K budgets."""
+        # Ranks rise along the path: parents come first.
+        return 1 + np.searchsorted(np.array(self.ranks, dtype=np.int64), budgets)
+
     def expected_lengths(self, budgets: np.ndarray) -> np.ndarray:
         """float64 [K], `expected_length` of K budgets."""
         if self.masses is None:
-            # Ranks rise along the path: parents come first.
-            return 1.0 + np.searchsorted(np.array(self.ranks, dtype=np.int64), budgets)
+            return self.lengths(budgets).astype(np.float64)
         return np.array([self.expected_length(budget) for budget in budgets.tolist()])
 
     def expected_length(self, budget: int) -> float:

@@ -306,7 +306,7 @@ class PolicyController(Controller):
             gains[members] = self._gain(lengths, draft + verify[verified])
             observed[members] = True
             self._expect(members, lengths)
-            self._pointers[members] = judged.start + 1 + np.searchsorted(np.array(reach.ranks, np.int64), verified)
+            self._pointers[members] = judged.start + reach.lengths(verified)
         return gains, observed
 
     def _expect(self, index: int | np.ndarray, length: float | np.ndarray) -> None:

@@ -104,7 +104,8 @@ class EvidenceController(Controller):
         self._latest = 0  # bin of the step before
         self._cheap: frozenset[str] = frozenset()
         self._only_probed: set[str] = set()
-        self._trials: list[tuple[str, DraftTree, DraftTree]] = []
+        self._kept = DraftTree.empty()
+        self._without: dict[str, DraftTree] = {}  # what would have been verified without a drafter that costs time
         self._asked = np.zeros(len(self.names), dtype=np.int64)
         self._rng = np.random.default_rng(seed)
         self._candidates: list[Candidates] = []
@@ -128,7 +129,7 @@ class EvidenceController(Controller):
         return [name for name in self.names if name in names]
 
     def begin(self) -> None:
-        self._candidates, self._trials, self._latest = [], [], 0
+        self._candidates, self._without, self._latest = [], {}, 0
         self._local = self.mixer.new_local() if self.mixer else None
 
     def select(self, context: StepContext) -> Decision:
@@ -154,15 +155,15 @@ class EvidenceController(Controller):
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         picked = {name: tree for name, tree in trees.items() if tree.siblings == "deterministic"}
-        self._candidates, self._trials, self._expected = [], [], 1.0
+        self._candidates, self._without, self._expected = [], {}, 1.0
         for name in trees:
             self._asked[self.names.index(name)] += 1
         if self.mode == "mixture":
-            candidates, best = self._mixed(picked)
-            tree, arm = self._sized(candidates, best), decision.arm
+            candidates, self._kept = self._mixed(picked)
+            tree, arm = self._sized(candidates, self._kept), decision.arm
         else:
-            candidates, best, winner = self._chosen(picked)
-            tree = self._sized(candidates, best)
+            candidates, self._kept, winner = self._chosen(picked)
+            tree = self._sized(candidates, self._kept)
             arm = Arm(winner, "auto") if len(tree) else Arm.autoregressive()
         if len(tree):
             self._expected = 1.0 + float(np.exp(tree.scores).sum())
@@ -224,8 +225,7 @@ class EvidenceController(Controller):
         for name in trees:
             if name not in self._cheap:
                 others = {other: tree for other, tree in trees.items() if other != name}
-                rest = self._fit(self._valued(others).tree)[0] if others else DraftTree.empty()
-                self._trials.append((name, kept, rest))
+                self._without[name] = self._fit(self._valued(others).tree)[0] if others else DraftTree.empty()
         return candidates.tree, kept
 
     def _chosen(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree, str]:
@@ -241,7 +241,7 @@ class EvidenceController(Controller):
         for name in trees:
             if name not in self._cheap:
                 others = [other for other in ranked if other != name]
-                self._trials.append((name, fits[winner][0], fits[others[0]][0] if others else DraftTree.empty()))
+                self._without[name] = fits[others[0]][0] if others else DraftTree.empty()
         return self._candidates[list(trees).index(winner)].tree, fits[winner][0], winner
 
     def _valued(self, trees: Mapping[str, DraftTree]) -> Candidates:
@@ -258,12 +258,13 @@ class EvidenceController(Controller):
             hits = float(judge(tree, tokens)[1].sum()) if len(tree) else 0.0
             return hits - rate * float(curve[len(tree)])
 
-        for name, kept, rest in self._trials:
-            worth = gained(kept) - gained(rest) - rate * self.cost.draft_seconds(name, self.max_nodes)
+        with_all = gained(self._kept) if self._without else 0.0
+        for name, rest in self._without.items():
+            worth = with_all - gained(rest) - rate * self.cost.draft_seconds(name, self.max_nodes)
             place = self.names.index(name), self._latest
             weight = PROBE_RATE if name in self._only_probed else WORTH_RATE
             self._worth[place] += weight * (worth - self._worth[place])
-        self._trials = []
+        self._without = {}
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
         """The nodes that pay, and expected tokens minus what their seconds are worth."""

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from adaptspec.control.controller import Assembly, Controller, StepContext, StepOutcome
-from adaptspec.control.cost_worlds import Costs, StepCosts
+from adaptspec.control.cost_worlds import Costs, StepCosts, StepSeconds
 from adaptspec.control.trace import Trace, TracedRequest
 from adaptspec.names import unknown_name
 from adaptspec.trees import truncate
@@ -122,19 +122,8 @@ def recosted(
     asked = [arm for arm in decision.asked if arm.drafter in outcome.trees]
     nodes = record.verified + outcome.extra_rows
     seconds = costs.step(nodes, context=record.position, asked=asked, rng=rng)
-    played, evaluated = _shared_out(seconds.draft, assembly)
     catch_up = _catch_up_seconds(outcome.catch_up_tokens, costs)
-    record = replace(
-        record,
-        draft_seconds=played,
-        evaluate_seconds=evaluated,
-        verify_seconds=seconds.verify,
-        commit_seconds=0.0,
-        observe_seconds=0.0,
-        controller_seconds=0.0,
-        other_seconds=seconds.overhead,
-        catch_up_seconds=sum(catch_up.values()),
-    )
+    record = replace(record, **_times(seconds, assembly, catch_up))
     return replace(outcome, record=record, draft_seconds=seconds.draft, catch_up_seconds=catch_up, target_probs=None)
 
 
@@ -146,6 +135,21 @@ def accepted_nodes(tree: DraftTree, tokens: Sequence[int], start: int) -> int:
             node = child
             at += 1
     return at - start
+
+
+def _times(seconds: StepSeconds, assembly: Assembly, catch_up: Mapping[str, float]) -> dict[str, float]:
+    """The times of a step's record."""
+    played, evaluated = _shared_out(seconds.draft, assembly)
+    return {
+        "draft_seconds": played,
+        "evaluate_seconds": evaluated,
+        "verify_seconds": seconds.verify,
+        "commit_seconds": 0.0,
+        "observe_seconds": 0.0,
+        "controller_seconds": 0.0,
+        "other_seconds": seconds.overhead,
+        "catch_up_seconds": sum(catch_up.values()),
+    }
 
 
 def _shared_out(draft: Mapping[str, float], assembly: Assembly) -> tuple[float, float]:
@@ -208,7 +212,6 @@ class _Player:
         emitted = min(accepted + 1, len(tokens) - 2 - position)
         asked = [arm for arm in decision.asked if arm.drafter in trees]
         seconds = costs.step(len(tree), context=length, asked=asked, rng=self.rng)
-        played, evaluated = _shared_out(seconds.draft, assembly)
         caught_up = {name: lags[name] for name in trees if lags.get(name)}
         catch_up = _catch_up_seconds(caught_up, costs)
         record = StepRecord(
@@ -220,14 +223,7 @@ class _Player:
             verified=len(tree),
             accepted=accepted,
             emitted=emitted,
-            draft_seconds=played,
-            evaluate_seconds=evaluated,
-            verify_seconds=seconds.verify,
-            commit_seconds=0.0,
-            observe_seconds=0.0,
-            controller_seconds=0.0,
-            other_seconds=seconds.overhead,
-            catch_up_seconds=sum(catch_up.values()),
+            **_times(seconds, assembly, catch_up),
         )
         outcome = StepOutcome(
             record,

@@ -21,9 +21,7 @@ def observe_step(cost: CostModel, outcome: StepOutcome, *, asked: Sequence[Arm])
             cost.observe_draft(arm.drafter, arm.budget, seconds, vocab=arm.vocab)
         if tokens := outcome.catch_up_tokens.get(arm.drafter):
             cost.observe_catch_up(arm.drafter, tokens, outcome.catch_up_seconds[arm.drafter])
-    cost.observe_overhead(
-        record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
-    )
+    cost.observe_overhead(record.overhead_seconds)
 
 
 def cheap_together(cost: CostModel, names: Sequence[str], nodes: int) -> frozenset[str]:

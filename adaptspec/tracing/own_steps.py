@@ -30,7 +30,7 @@ class OwnSteps(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.name = drafter.name  # type: ignore[misc]
+        self.name = drafter.name  # type: ignore[misc]  # a class's name elsewhere; here it is the wrapped drafter's
         self.needs = drafter.needs
         self.siblings = drafter.siblings
         self.isolate = drafter.isolate

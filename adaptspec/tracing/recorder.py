@@ -14,7 +14,7 @@ from adaptspec.control.controller import Assembly, Controller, StepContext, Step
 from adaptspec.control.cost import MAX_NODES, CostModel
 from adaptspec.control.trace import Proposals, Trace, TracedRequest
 from adaptspec.drafters import Drafter
-from adaptspec.generation import Engine, _check_generation_config, _limits_of, _sampling_of, check_input_ids
+from adaptspec.generation import Engine, check_generation_config, check_input_ids, limits_of, sampling_of
 from adaptspec.proposing import Proposer
 from adaptspec.session import Session
 from adaptspec.target.hf import HFTarget
@@ -160,7 +160,7 @@ class TraceRecorder:
             generation_config: Any = None,
             **model_kwargs: Any,
         ) -> torch.Tensor:
-            _check_generation_config(generation_config)
+            check_generation_config(generation_config)
             check_processors(logits_processor)
             with engine.request(model, self._tokenizer) as target:
                 session = _OneTokenSession(
@@ -168,10 +168,10 @@ class TraceRecorder:
                     drafters=self.drafters,
                     controller=self._controller,
                     proposer=Proposer(vocab_size=target.vocab_size, timeout=engine.draft_timeout),
-                    sampling=_sampling_of(generation_config),
+                    sampling=sampling_of(generation_config),
                     processors=logits_processor,
                     verifier=engine.verifier,
-                    limits=_limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1]),
+                    limits=limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1]),
                     rng=np.random.default_rng(seed),
                 )
                 sequences = session.run(input_ids[0])
@@ -298,9 +298,7 @@ class _RecordingController(Controller):
             for arm in self._asked:
                 if arm.drafter in outcome.draft_seconds:
                     self._costs.observe_draft(arm.drafter, arm.budget, outcome.draft_seconds[arm.drafter])
-            self._costs.observe_overhead(
-                record.commit_seconds + record.observe_seconds + record.controller_seconds + record.other_seconds
-            )
+            self._costs.observe_overhead(record.overhead_seconds)
         return StepNotes()
 
 

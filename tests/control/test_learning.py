@@ -10,7 +10,7 @@ import pytest
 
 from adaptspec.bandits import make_policy
 from adaptspec.control.arms import make_arms
-from adaptspec.control.controller import StepContext, StepOutcome
+from adaptspec.control.controller import Controller, StepContext, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.learning import EVALUATION_SHARE, PolicyController
 from adaptspec.types import Arm, Decision, DraftTree, StepRecord
@@ -30,7 +30,7 @@ class World:
     """
 
     reach: Mapping[str, Callable[[int], int]]
-    draft_seconds: Mapping[str, float]
+    draft_seconds: dict[str, float]
     verify_seconds: Callable[[int], float] = lambda nodes: 0.040 + 0.001 * nodes
     position: int = 0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class World:
         assert isinstance(arm.budget, int)
         return DraftTree.chain([0 if depth < right else 1 for depth in range(arm.budget)])
 
-    def step(self, controller: PolicyController, *, finished: bool = False) -> Decision:
+    def step(self, controller: Controller, *, finished: bool = False) -> Decision:
         decision = controller.select(StepContext(self.position, 1000))
         trees = {arm.drafter: self.propose(arm) for arm in decision.asked}
         tree = controller.assemble(decision, trees).tree

@@ -56,8 +56,8 @@ def play(controller: PolicyController | EvidenceController, *, seed: int, steps:
     world = World({"good": drawn(3.0, seed), "bad": drawn(0.2, seed + 1)}, {"good": 0.0005, "bad": 0.0005})
     controller.begin()
     for _ in range(steps):
-        world.step(controller)  # type: ignore[arg-type]
-    world.step(controller, finished=True)  # type: ignore[arg-type]
+        world.step(controller)
+    world.step(controller, finished=True)
     return world
 
 

@@ -22,10 +22,10 @@ def controller_for(names: Sequence[str], mode: Mode = "mixture", *, max_nodes: i
 def run(world: World, controller: EvidenceController, steps: int) -> float:
     """Tokens per second of the last half."""
     for _ in range(steps // 2):
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
     tokens, seconds = world.tokens, world.seconds
     for _ in range(steps // 2):
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
     return (world.tokens - tokens) / (world.seconds - seconds)
 
 
@@ -56,7 +56,7 @@ def test_nothing_is_verified_where_it_does_not_pay(mode: Mode) -> None:
     sizes = []
     for _ in range(100):
         before = world.seconds
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
         sizes.append(round((world.seconds - before - 0.01) / 0.02))
     assert np.mean(np.array(sizes) == 0) > 0.9
 
@@ -71,7 +71,7 @@ def test_a_change_of_cost_is_followed_within_50_steps() -> None:
         sizes = []
         for _ in range(30):
             before = world.seconds
-            world.step(controller)  # type: ignore[arg-type]
+            world.step(controller)
             sizes.append(world.seconds - before)
         return float(np.median(sizes))
 
@@ -79,11 +79,11 @@ def test_a_change_of_cost_is_followed_within_50_steps() -> None:
     assert wide > 0.0435  # 7 nodes or 8
     world.verify_seconds = lambda nodes: 0.04 + 0.03 * nodes
     for _ in range(50):
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
     assert size() <= 0.101  # 2 nodes or fewer
     world.verify_seconds = lambda nodes: 0.04 + 0.0005 * nodes
     for _ in range(50):
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
     assert size() > 0.0415  # 4 nodes or more at once
     run(world, controller, 600)
     assert size() > 0.0425  # and all that pay in the long run
@@ -92,11 +92,11 @@ def test_a_change_of_cost_is_followed_within_50_steps() -> None:
 def test_a_drafter_that_costs_more_than_it_adds_is_asked_only_to_probe() -> None:
     world = World({"cheap": drawn(2.0, 1), "dear": drawn(2.0, 2)}, {"cheap": 0.0001, "dear": 0.2})
     controller = controller_for(["cheap", "dear"])
-    decisions = [world.step(controller) for _ in range(600)]  # type: ignore[arg-type]
+    decisions = [world.step(controller) for _ in range(600)]
     asked = [any(arm.drafter == "dear" for arm in decision.asked) for decision in decisions[100:]]
     assert 0.0 < np.mean(asked) < 0.06
-    world.draft_seconds["dear"] = 0.0001  # type: ignore[index]
-    decisions = [world.step(controller) for _ in range(1500)]  # type: ignore[arg-type]
+    world.draft_seconds["dear"] = 0.0001
+    decisions = [world.step(controller) for _ in range(1500)]
     asked = [any(arm.drafter == "dear" for arm in decision.asked) for decision in decisions[-100:]]
     assert np.mean(asked) > 0.9  # and it comes back when that changes
 
@@ -116,15 +116,15 @@ def test_restored_state_decides_alike() -> None:
 
     world, controller = fresh()
     for _ in range(100):
-        world.step(controller)  # type: ignore[arg-type]
+        world.step(controller)
     other_world, other = fresh()
     other.load_state_dict(controller.state_dict())
     other_world.position = world.position
     for each in (controller, other):
         each.begin()  # the state is that between requests
     for _ in range(50):
-        world.step(controller)  # type: ignore[arg-type]
-        other_world.step(other)  # type: ignore[arg-type]
+        world.step(controller)
+        other_world.step(other)
         assert world.position == other_world.position
     with pytest.raises(ValueError, match="names must be"):
         controller_for(["a"]).load_state_dict(controller.state_dict())
