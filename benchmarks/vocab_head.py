@@ -113,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for count in (1, 8):
             ratio = table[f"full head, {count}"]["fastest_ms"] / table[f"dense rows, {count}"]["fastest_ms"]
             print(f"{dtype:9s} {f'full head / dense rows, {count}':40s} {ratio:9.2f} times, fastest")
+        update = table[f"update all ids, {options.changed} of them new"]
+        median, fastest = (1e3 * update[key] for key in ("median_ms", "fastest_ms"))
+        print(f"{dtype:9s} {'update, warm, in microseconds':40s} {median:9.1f} median {fastest:9.1f} fastest")
 
 
 if __name__ == "__main__":

@@ -48,11 +48,12 @@ class DenseRows:
         self.buffer = self._weight.new_zeros((capacity, weight.shape[1]))
         self._token_in = np.full(capacity, -1, dtype=np.int32)
         self._slot_of = np.full(len(weight), -1, dtype=np.int32)
-        self._order = np.arange(capacity, dtype=np.int32)
+        self._marked = np.zeros(capacity, dtype=np.bool_)
         self._count = 0
-        self._bytes = None if weight.device.type != "cpu" else (_as_bytes(self._weight), _as_bytes(self.buffer))
+        on_cpu = weight.device.type == "cpu"
+        self._arrays = (_as_integers(self._weight), _as_integers(self.buffer)) if on_cpu else None
         on_host = torch.from_numpy(self._token_in)  # shares its memory
-        self.ids = on_host if weight.device.type == "cpu" else on_host.to(weight.device)
+        self.ids = on_host if on_cpu else on_host.to(weight.device)
         self.update(ids)
 
     def __len__(self) -> int:
@@ -73,31 +74,50 @@ class DenseRows:
 
     def update(self, ids: Sequence[int] | np.ndarray | torch.Tensor) -> int:
         """Make `ids` the rows in use. Rows that stay keep their slots, except where slots behind the new last one are
-        given up. Returns the number of rows copied."""
+        given up. Returns the number of rows copied.
+
+        Cheap where `ids` has kept the order of the slots: then only what differs from it is looked at.
+        """
         wanted = self._read(ids)
         size, count = len(wanted), self._count
         if size > self.capacity:
             raise ValueError(f"ids must be at most capacity = {self.capacity}, got {size}")
-        slots = self._slot_of.take(wanted)
-        stays = np.zeros(self.capacity + 1, dtype=bool)
-        stays[:size] = in_place = slots == self._order[:size]  # most, where the caller keeps the order of the slots
-        stays[slots[~in_place]] = True  # the spare last entry collects the -1 of those that are new
-        stays = stays[:-1]
-        entering = wanted[slots < 0]
-        if np.count_nonzero(stays) + _count_different(entering) != size:
+        both = min(size, count)
+        changed = np.flatnonzero(wanted[:both] != self._token_in[:both])
+        if size > both:
+            changed = np.concatenate([changed, np.arange(both, size)])
+        named = wanted[changed]
+        self._check_range(named)
+        slots = self._slot_of[named]
+        moved = slots[slots >= 0]  # hold a token that is wanted in another place: it stays where it is
+        inside = moved[moved < both]
+        if _count_different(named) != len(named) or (wanted[inside] == self._token_in[inside]).any():
             raise ValueError("ids must be all different, got a repeated one")
-        free = np.flatnonzero(~stays[:size])
-        left = free if size == count else np.flatnonzero(~stays[:count])
+        self._marked[inside] = True
+        free = changed[~self._marked[changed]]
+        self._marked[inside] = False
+        entering = named[slots < 0]
+        left = free if size == count else free[free < count]
         if size < count:  # rows behind the new end come forward
-            entering = np.concatenate([entering, self._token_in[size:count][stays[size:count]]])
+            entering = np.concatenate([entering, self._token_in[moved[moved >= size]]])
+            left = np.concatenate([left, np.arange(size, count)])
         self._slot_of[self._token_in[left]] = -1
         self._count = size
         self._write(free, entering)
-        if size < count:
-            self._token_in[size:count] = -1
-            if self.ids.device.type != "cpu":
-                self.ids[size:count] = -1
+        self._empty(size, count)
         return len(free)
+
+    def truncate(self, count: int) -> None:
+        """Keep the rows in the first `count` slots only."""
+        if not 0 <= count <= self._count:
+            raise ValueError(f"count must be in [0, {self._count}], got {count}")
+        old, self._count = self._count, count
+        self._slot_of[self._token_in[count:old]] = -1
+        self._empty(count, old)
+
+    def slots_of(self, ids: np.ndarray) -> np.ndarray:
+        """int32, the slots of tokens in [0, V); -1 where a token is not in use."""
+        return self._slot_of[ids]
 
     def replace(self, slots: Sequence[int] | np.ndarray, ids: Sequence[int] | np.ndarray | torch.Tensor) -> None:
         """Put the tokens `ids` into `slots`, in time proportional to their number. The slots right behind the last one
@@ -107,6 +127,7 @@ class DenseRows:
             ValueError: also for slots that repeat or would leave a gap, and for a token that is in another slot.
         """
         wanted, places = self._read(ids), np.asarray(slots, dtype=np.int64)
+        self._check_range(wanted)
         if places.shape != wanted.shape:
             raise ValueError(f"slots and ids must be as many, got {places.shape} and {wanted.shape}")
         if len(wanted) == 0:
@@ -132,8 +153,8 @@ class DenseRows:
     def _write(self, slots: np.ndarray, ids: np.ndarray) -> None:
         self._slot_of[ids] = slots
         self._token_in[slots] = ids
-        if self._bytes is not None:  # numpy copies few rows in half the time of torch
-            weight, buffer = self._bytes
+        if self._arrays is not None:  # numpy copies few rows in half the time of torch
+            weight, buffer = self._arrays
             buffer[slots] = weight[ids]
             return
         rows, places = (torch.from_numpy(array).to(self.buffer.device) for array in (ids, slots))
@@ -141,20 +162,31 @@ class DenseRows:
         self.ids.index_copy_(0, places, rows)
 
     def _read(self, ids: Sequence[int] | np.ndarray | torch.Tensor) -> np.ndarray:
-        """int32, one-dimensional, in range."""
+        """int32, one-dimensional."""
         array = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
         if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
             raise ValueError(f"ids must be whole numbers of shape [V'], got {array.dtype} {list(array.shape)}")
-        if len(array):
-            low, high = int(array.min()), int(array.max())
-            if low < 0 or high >= len(self._slot_of):
-                raise ValueError(f"ids must be in [0, {len(self._slot_of)}), got {low if low < 0 else high}")
+        if array.dtype != np.int32:
+            self._check_range(array)  # before it could be cut to 32 bits
         return array.astype(np.int32, copy=False)
 
+    def _check_range(self, ids: np.ndarray) -> None:
+        if len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= len(self._slot_of):
+                raise ValueError(f"ids must be in [0, {len(self._slot_of)}), got {low if low < 0 else high}")
 
-def _as_bytes(matrix: torch.Tensor) -> np.ndarray:
-    """The same memory as uint8, for types that numpy does not know."""
-    return matrix.view(torch.uint8).numpy()
+    def _empty(self, start: int, end: int) -> None:
+        """Mark slots that are no longer in use."""
+        if start < end:
+            self._token_in[start:end] = -1
+            if self.ids.device.type != "cpu":
+                self.ids[start:end] = -1
+
+
+def _as_integers(matrix: torch.Tensor) -> np.ndarray:
+    """The same memory as integers, for types that numpy does not know."""
+    return matrix.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[matrix.element_size()]).numpy()
 
 
 def _count_different(values: np.ndarray) -> int:

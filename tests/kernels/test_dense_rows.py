@@ -31,7 +31,7 @@ def test_any_sequence_of_changes(dtype: torch.dtype, as_on_a_gpu: bool) -> None:
     weight = normal(40, 6, dtype=dtype)
     rows = DenseRows(weight, [], capacity=12)
     if as_on_a_gpu:
-        rows._bytes = None  # rows are copied by torch then
+        rows._arrays = None  # rows are copied by torch then
     assert_holds(rows, weight, set())
     for step in range(200):
         before = {token: slot for slot, token in enumerate(rows.token_ids().tolist())}
@@ -187,3 +187,19 @@ def test_a_third_of_a_head_takes_less_than_half_the_time(dtype: torch.dtype) -> 
         lambda best: best["all"] >= 20.0 * best["update"],
     )
     assert best["all"] >= 20.0 * max(best["update"], best["replace"]), best
+
+
+def test_truncation_and_slots() -> None:
+    weight = normal(20, 4)
+    rows = DenseRows(weight, [7, 3, 9, 12], capacity=6)
+    assert rows.slots_of(np.array([9, 0, 7])).tolist() == [2, -1, 0]
+    rows.truncate(2)
+    assert_holds(rows, weight, {7, 3})
+    assert rows.slots_of(np.array([9, 3])).tolist() == [-1, 1]
+    rows.replace([2], [9])
+    assert_holds(rows, weight, {7, 3, 9})
+    rows.truncate(3)
+    assert_holds(rows, weight, {7, 3, 9})
+    for count in (4, -1):
+        with pytest.raises(ValueError, match=f"count must be in \\[0, 3\\], got {count}"):
+            rows.truncate(count)
