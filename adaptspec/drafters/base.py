@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,12 +24,17 @@ class Needs:
         taps: decoder layers whose output hidden states are wanted; `k` means after k layers.
         extra_rows: the drafter adds rows of its own to the verify pass (`Drafter.extra_rows`).
         target: the drafter runs the target's own layers and keeps the `Target` that `bind` hands it.
+        prompt_top_k: the k most likely tokens after every token of the prompt; the target then computes all of the
+            prompt's logits.
+        target_top_logits: the logits of the `target_top_k` tokens, too.
     """
 
     target_top_k: int = 0
     taps: tuple[int, ...] = ()
     extra_rows: bool = False
     target: bool = False
+    prompt_top_k: int = 0
+    target_top_logits: bool = False
 
 
 class Drafter(ABC):
@@ -46,6 +51,8 @@ class Drafter(ABC):
             drafter is known not to block, which saves the hand-over (about 0.05 ms).
         lag: tokens that it must catch up on before its next proposal because it was not asked for some steps. What a
             proposal at every step takes anyway does not count. Drafters with caches of their own make it a property.
+        takes_vocab: it has a head whose rows can be reduced, so that `DraftContext.vocab` means something to it.
+        vocab: names of the vocabularies that it may be asked with, see `use_vocab`.
     """
 
     name: ClassVar[str] = ""
@@ -54,17 +61,42 @@ class Drafter(ABC):
     siblings: Siblings = "deterministic"
     isolate: bool = True
     lag: int = 0
+    takes_vocab: ClassVar[bool] = False
+    vocab: tuple[str, ...] = ("full",)
+
+    def use_vocab(self, names: Sequence[str]) -> None:
+        """Be told, before `bind`, which vocabularies proposals will be asked for with (`DraftContext.vocab`).
+
+        Raises:
+            ValueError: unknown names, or the drafter has no head that could be reduced.
+        """
+        names = tuple(names)
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"vocab must be one or more different names, got {list(names)}")
+        if not self.takes_vocab and names != ("full",):
+            other = next(name for name in names if name != "full")
+            raise ValueError(
+                f"vocab of drafter {self.name!r} must be 'full', since it has no head of its own: {other!r}"
+            )
+        self.vocab = names
 
     def bind(self, target: Target) -> None:
         """Meet the target. Raise ValueError when the two do not fit (vocabulary, layers)."""
 
     @abstractmethod
-    def prefill(self, token_ids: np.ndarray, features: Mapping[int, Any] | None = None) -> None:
+    def prefill(
+        self,
+        token_ids: np.ndarray,
+        features: Mapping[int, Any] | None = None,
+        top_ids: np.ndarray | None = None,
+    ) -> None:
         """Start a request.
 
         Args:
             token_ids: int64 [T], all committed tokens: the prompt and the first generated token, which is the root.
             features: per tap a tensor [T - 1, H] for the prompt positions.
+            top_ids: int64 [T - 1, k], the target's k most likely tokens after every token of the prompt, most likely
+                first. Handed over only to drafters that ask for it (`Needs.prompt_top_k`); others may leave it out.
         """
 
     @abstractmethod

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from adaptspec.types import DraftContext, DraftTree, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from adaptspec.vocab import VocabHead
 
 
 class ModelRows:
@@ -35,7 +38,8 @@ class ModelRows:
         self.visible = [np.zeros(0, dtype=bool)] if root_cached else []
 
     def run(self, token_ids: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        """Logits [R, V] after new rows; `parents` are row numbers, -1 for the root itself."""
+        """What the model gives after new rows: logits [R, V], or hidden states [R, H] of a view without its head.
+        `parents` are row numbers, -1 for the root itself."""
         rows = len(token_ids)
         before = len(self.visible) - self.first
         width = before + rows
@@ -84,38 +88,96 @@ def top_children(logits: torch.Tensor, count: int, vocab_size: int) -> tuple[np.
     return ids.cpu().numpy(), values.double().cpu().numpy()
 
 
+class DraftHead(ABC):
+    """Turns what a draft model gives for a row into tokens."""
+
+    @abstractmethod
+    def top(self, outputs: torch.Tensor, count: int, *, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """The `count` most likely next tokens per row and their log-probabilities, [R, count] each; places without a
+        token have -inf."""
+
+    @abstractmethod
+    def distribution(self, outputs: torch.Tensor, sampling: Sampling, *, depth: int) -> torch.Tensor:
+        """q as it is drawn from, float32 [R, V]."""
+
+
+class WholeHead(DraftHead):
+    """The model's own head, of which the logits come."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def top(self, outputs: torch.Tensor, count: int, *, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        return top_children(outputs, count, self.vocab_size)
+
+    def distribution(self, outputs: torch.Tensor, sampling: Sampling, *, depth: int) -> torch.Tensor:
+        return draft_distribution(outputs, sampling, self.vocab_size)
+
+
+class ReducedHead(DraftHead):
+    """Some rows of the head, applied to hidden states; q is normalised over these rows."""
+
+    def __init__(self, head: VocabHead) -> None:
+        self.head = head
+
+    @torch.inference_mode()
+    def top(self, outputs: torch.Tensor, count: int, *, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        top = self.head.top(outputs, k=min(count, self.head.rows), depth=depth)
+        return top.ids.cpu().numpy(), top.log_probs.double().cpu().numpy()
+
+    @torch.inference_mode()
+    def distribution(self, outputs: torch.Tensor, sampling: Sampling, *, depth: int) -> torch.Tensor:
+        ids, logits = self.head.logits(outputs, depth=depth)
+        q = draft_distribution(logits, sampling, logits.shape[-1])
+        return q.new_zeros((len(q), self.head.vocab_size)).index_copy_(1, ids, q)
+
+
 def greedy_chain(
-    rows: ModelRows, root_logits: torch.Tensor, *, depth: int, min_confidence: float, vocab_size: int
+    rows: ModelRows,
+    root_outputs: torch.Tensor,
+    *,
+    depth: int,
+    min_confidence: float,
+    vocab_size: int,
+    head: DraftHead | None = None,
 ) -> DraftTree:
     """The most likely token at every depth, ending where the model's probability for it falls below
     `min_confidence` (Draft & Verify, arXiv 2309.08168, section 4: adaptive draft exit)."""
+    head = WholeHead(vocab_size) if head is None else head
     tokens: list[int] = []
     scores: list[float] = []
     total = 0.0
-    logits = root_logits
+    outputs = root_outputs
     while len(tokens) < depth:
-        ids, log_probs = top_children(logits, 1, vocab_size)
+        ids, log_probs = head.top(outputs, 1, depth=len(tokens) + 1)
         if log_probs[0, 0] < np.log(max(min_confidence, 1e-30)):
             break
         total = min(total, total + float(log_probs[0, 0]))
         tokens.append(int(ids[0, 0]))
         scores.append(total)
         if len(tokens) < depth:
-            logits = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
+            outputs = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
     return DraftTree.chain(tokens, scores, evidence={"log_prob": np.diff(scores, prepend=0.0)})
 
 
 def sampled_chain(
-    rows: ModelRows, root_logits: torch.Tensor, context: DraftContext, *, depth: int, vocab_size: int
+    rows: ModelRows,
+    root_outputs: torch.Tensor,
+    context: DraftContext,
+    *,
+    depth: int,
+    vocab_size: int,
+    head: DraftHead | None = None,
 ) -> DraftTree:
     """Tokens drawn from q at every depth, with the q rows (Leviathan et al., arXiv 2211.17192)."""
+    head = WholeHead(vocab_size) if head is None else head
     tokens: list[int] = []
     drawn: list[torch.Tensor] = []
     scores: list[float] = []
     total = 0.0
-    logits = root_logits
+    outputs = root_outputs
     while len(tokens) < depth:
-        q = draft_distribution(logits, context.sampling, vocab_size)[0]
+        q = head.distribution(outputs, context.sampling, depth=len(tokens) + 1)[0]
         cumulative = torch.cumsum(q.double(), dim=0)
         threshold = context.rng.random() * float(cumulative[-1])
         token = int(
@@ -127,7 +189,7 @@ def sampled_chain(
         drawn.append(q)
         scores.append(total)
         if len(tokens) < depth:
-            logits = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
+            outputs = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
     if not tokens:
         return DraftTree.empty()
     draft_rows = np.append(np.arange(len(tokens)), -1)
@@ -135,6 +197,29 @@ def sampled_chain(
     return DraftTree.chain(
         tokens, scores, siblings="iid", draft_probs=torch.stack(drawn), draft_rows=draft_rows, evidence=evidence
     )
+
+
+_SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def without_head(model: Any) -> torch.nn.Module:
+    """A view of a causal language model that gives hidden states [.., H] in place of logits; it shares every parameter
+    and leaves the model as it is.
+
+    Raises:
+        ValueError: logits are more than the product with one matrix.
+    """
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    scaled = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
+    if getattr(head, "bias", None) is not None:
+        scaled.append("a bias")
+    if scaled:
+        raise ValueError(
+            f"the head of {type(model).__name__} cannot be reduced: its logits have {' and '.join(scaled)}; "
+            "use vocab 'full'"
+        )
+    return _replace(model, head, torch.nn.Identity())
 
 
 def with_layers(model: torch.nn.Module, keep: Sequence[int]) -> torch.nn.Module:

@@ -17,6 +17,7 @@ import numpy as np
 from adaptspec.drafters import DRAFTERS, Drafter, Needs, make_drafter
 from adaptspec.types import DraftContext, DraftTree, ExtraRows, Observation, Sampling, Verdict
 from tests import tiny_models
+from tests.drafters.cell_variants import DRAFTER_VARIANTS, SAME_CODE
 
 GREEDY = Sampling()
 
@@ -203,6 +204,34 @@ def _tiny_llama(vocab_size: int, layers: int) -> Any:
     return tiny_models.make_llama(vocab_size=vocab_size, layers=layers)
 
 
+@lru_cache(maxsize=2)
+def _random_heads(kind: str) -> Any:
+    """Small random heads for any model of hidden size 32; Hydra's with a prefix layer, and thus with a cache."""
+    import torch
+
+    from adaptspec.drafters.hydra_heads import HydraConfig, HydraHeads
+    from adaptspec.drafters.medusa_heads import MedusaConfig, MedusaHeads
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        if kind == "medusa":
+            module: Any = MedusaHeads(MedusaConfig(32, heads=3))
+        else:
+            sizes = {"attention_heads": 4, "key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+            module = HydraHeads(HydraConfig(32, heads=3, prefix=True, **sizes))
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+@lru_cache(maxsize=8)
+def _random_cell(variant: str) -> Any:
+    """A small random cell for any model of hidden size 32 and 4 layers or more."""
+    from tests.drafters.cell_cases import tiny_cell
+
+    return tiny_cell(variant)
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterCase:
     """How to test one drafter.
@@ -211,14 +240,32 @@ class DrafterCase:
         build: a new drafter, not yet bound, for a world.
         world: a new world for a vocabulary size; V = 64 and V = 70,000 are asked for.
         lookup: the next proposal depends on the committed tokens only, not on the steps that committed them.
+        like: the drafter that has the same code, if this one differs from it in weights and defaults only; it is then
+            not put through every test again.
     """
 
     build: Callable[[World], Drafter]
     world: Callable[[int], World]
     lookup: bool
+    like: str | None = None
 
 
 CASES: dict[str, DrafterCase] = {
+    **{
+        name: DrafterCase(
+            build=lambda world, name=name: make_drafter(name, path=_random_heads(name)), world=ModelWorld, lookup=False
+        )
+        for name in ("medusa", "hydra")
+    },
+    **{
+        name: DrafterCase(
+            build=lambda world, name=name: make_drafter(name, path=_random_cell(DRAFTER_VARIANTS[name])),
+            world=ModelWorld,
+            lookup=False,
+            like=SAME_CODE.get(name),
+        )
+        for name in DRAFTER_VARIANTS
+    },
     "draft-model": DrafterCase(
         build=lambda world: make_drafter("draft-model", path=_tiny_llama(world.vocab_size, 2)),
         world=ModelWorld,
@@ -244,3 +291,8 @@ def case_for(name: str) -> DrafterCase:
         world=ModelWorld if needs.taps or needs.target else ScriptedWorld,
         lookup=needs == Needs() and DRAFTERS[name].siblings == "deterministic",
     )
+
+
+def names(*, alike: bool) -> list[str]:
+    """Registered drafters that are (`alike`) or are not another one with other weights."""
+    return [name for name in sorted(DRAFTERS) if (case_for(name).like is not None) == alike]

@@ -10,15 +10,16 @@ import pytest
 from adaptspec.drafters import DRAFTERS, Needs
 from adaptspec.types import SIBLINGS, Sampling
 from tests.contracts import checks
-from tests.contracts.cases import CASES, DrafterCase, case_for
+from tests.contracts.cases import CASES, DrafterCase, case_for, names
 
 NAMES = sorted(DRAFTERS)
+DISTINCT = names(alike=False)
 LOOKUPS = [name for name in NAMES if case_for(name).lookup]
 LARGE_VOCABULARY = 70_000
 """Above 2^16: token ids that 16 bits would cut off."""
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=DISTINCT)
 def case(request: pytest.FixtureRequest) -> DrafterCase:
     return case_for(request.param)
 
@@ -32,6 +33,19 @@ def test_class_attributes(name: str) -> None:
     drafter = case_for(name).build(case_for(name).world(64))
     assert drafter.name == name and DRAFTERS[name].summary and isinstance(drafter.needs, Needs)
     assert drafter.siblings in SIBLINGS and isinstance(drafter.isolate, bool)
+
+
+@pytest.mark.parametrize("name", names(alike=True))
+def test_a_drafter_with_other_weights_has_no_code_of_its_own(name: str) -> None:
+    other = case_for(name).like
+    assert other in DISTINCT
+    for attribute in set(dir(DRAFTERS[name])) | set(dir(DRAFTERS[other])):
+        ours, theirs = (getattr(DRAFTERS[one], attribute, None) for one in (name, other))
+        assert (
+            ours is theirs or not callable(ours) or attribute in ("__class__", "__init_subclass__", "__subclasshook__")
+        )
+    checks.check_validity(case_for(name), text=checks.streams(64)["random"], vocab_size=64, budget=32)
+    checks.check_sampling(case_for(name))
 
 
 def test_the_package_imports_no_torch() -> None:

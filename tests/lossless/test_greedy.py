@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from adaptspec import AdaptiveSpec
-from adaptspec.drafters import DRAFTERS, Drafter
+from adaptspec.drafters import Drafter
 from adaptspec.types import Arm
-from tests.contracts.cases import ModelWorld, case_for
+from tests.contracts.cases import ModelWorld, case_for, names
 from tests.target.families import FAMILIES, VOCAB
 
 
@@ -35,7 +35,7 @@ def reference(model: Any, input_ids: torch.Tensor, **options: Any) -> torch.Tens
 
 
 @pytest.mark.parametrize("budget", [1, 5, 32])
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+@pytest.mark.parametrize("name", names(alike=False))
 def test_identical_to_generate(name: str, budget: int, model: Any) -> None:
     drafter = drafter_for(name)
     spec = AdaptiveSpec([drafter], f"fixed:{drafter.name}@{budget}")
@@ -45,6 +45,14 @@ def test_identical_to_generate(name: str, budget: int, model: Any) -> None:
         assert torch.equal(result.sequences, reference(model, input_ids, max_new_tokens=40)), result.trace
         assert result.stats.set_aside == {}
         assert sum(record.emitted for record in result.trace) + 1 == result.stats.new_tokens
+
+
+@pytest.mark.parametrize("name", names(alike=True))
+def test_drafters_with_other_weights(name: str, model: Any) -> None:
+    drafter = drafter_for(name)
+    result = AdaptiveSpec([drafter], f"fixed:{drafter.name}@32").generate(model, prompt(), max_new_tokens=20)
+    assert torch.equal(result.sequences, reference(model, prompt(), max_new_tokens=20)), result.trace
+    assert result.stats.set_aside == {}
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -60,7 +68,7 @@ def test_every_family(family: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+@pytest.mark.parametrize("name", names(alike=False))
 def test_window_models_with_every_drafter(name: str, attention: str) -> None:
     model = FAMILIES["gemma3"](attention)
     drafter = drafter_for(name)

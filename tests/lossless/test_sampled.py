@@ -11,9 +11,11 @@ import torch
 from scipy import stats
 
 from adaptspec import AdaptiveSpec
-from adaptspec.drafters import DRAFTERS
+from adaptspec.drafters import make_drafter
 from adaptspec.drafters.draft_model import DraftModel
 from tests import tiny_models
+from tests.contracts.cases import names
+from tests.drafters.cell_cases import tiny_cell
 from tests.lossless.test_greedy import drafter_for, prompt
 from tests.target.families import FAMILIES
 
@@ -26,12 +28,14 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9}])
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+@pytest.mark.parametrize("name", names(alike=False))
 def test_a_seed_gives_the_same_tokens_whatever_the_draft(name: str, options: dict[str, Any], model: Any) -> None:
     """The target walk uses one uniform per emitted token."""
     drafter = drafter_for(name)
     if name == "draft-model":  # its trees are deterministic, its chains are sampled
         drafter = DraftModel(FAMILIES["llama"]("eager"), branching=2)
+    if name == "eagle1":
+        drafter = make_drafter(name, path=tiny_cell("eagle1"), siblings="deterministic")
     outputs = []
     for arm in ("ar", f"{drafter.name}@8"):
         spec = AdaptiveSpec([drafter], f"fixed:{arm}", seed=5)

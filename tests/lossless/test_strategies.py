@@ -153,7 +153,7 @@ def test_a_request_that_ends_by_an_error_leaves_nothing_behind(model: Any) -> No
         controller = spec.engine.controller
         controller.begin()
         if isinstance(controller, PolicyController):
-            assert not controller._waiting and not controller._pointers.any()
+            assert not controller._waiting and not any(controller._pointers)
         result = spec.generate(model, prompt(9), max_new_tokens=40)
         assert torch.equal(result.sequences, reference(model, prompt(9), max_new_tokens=40))
 

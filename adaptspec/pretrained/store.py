@@ -1,0 +1,185 @@
+"""A folder of trained weights: `weights.safetensors`, matrices in 8 bits with one scale per row, and `card.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS_FILE = "weights.safetensors"
+CARD_FILE = "card.json"
+FORMAT = "adaptspec-weights"
+VERSION = 1
+_SCALE = ".scale"
+_BITS = (8, 16, 32)
+_OWN_KEYS = ("format", "version", "bits", "sha256", "tensors")
+
+
+def shipped_folder(name: str) -> Path | None:
+    """The folder of this package with the weights called `name`, None if none are shipped."""
+    return Path(__file__).parent / name if name in shipped_names() else None
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of all shipped weights."""
+    return tuple(sorted(path.name for path in Path(__file__).parent.iterdir() if is_weights_folder(path)))
+
+
+def is_weights_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether `save_weights` wrote this folder."""
+    return (Path(path) / CARD_FILE).is_file()
+
+
+def save_weights(
+    folder: str | os.PathLike[str],
+    state_dict: Mapping[str, torch.Tensor],
+    card: Mapping[str, Any],
+    *,
+    bits: int = 8,
+) -> None:
+    """Write tensors and what is to be known about them. Each file is written whole or not at all; the card, which
+    names the checksum of the weights, comes last.
+
+    Args:
+        folder: made if it does not exist; older weights in it are replaced.
+        state_dict: floating-point tensors of any shape and whole-number tensors; names must not end in ".scale".
+        card: plain values for JSON.
+        bits: of floating-point tensors with two dimensions. 8: round(w / s) with one scale s = max|w| / 127 per row;
+            16: bfloat16; 32: float32. Other floating-point tensors are kept in float32, whole numbers as they are.
+
+    Raises:
+        ValueError: no tensors, a bad name, `bits` or value (NaN, infinite), or a card that JSON cannot hold.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    if bits not in _BITS:
+        raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, got {bits!r}")
+    if not state_dict:
+        raise ValueError("state_dict must hold at least one tensor, got none")
+    if taken := sorted(set(card) & set(_OWN_KEYS)):
+        raise ValueError(f"card must not hold {', '.join(taken)}, which are written by save_weights")
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in state_dict.items():
+        if name.endswith(_SCALE):
+            raise ValueError(f"tensor names must not end in {_SCALE!r}, got {name!r}")
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        tensor = tensor.detach().cpu()
+        if not tensor.is_floating_point():
+            packed[name] = tensor.clone().contiguous()
+            continue
+        tensor = tensor.float()
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+        if tensor.dim() != 2 or bits == 32:
+            packed[name] = tensor.clone().contiguous()
+        elif bits == 16:
+            packed[name] = tensor.bfloat16().contiguous()
+        else:
+            scale = tensor.abs().amax(dim=1) / 127.0
+            safe = torch.where(scale > 0.0, scale, 1.0)
+            packed[name] = (tensor / safe[:, None]).round().to(torch.int8)
+            packed[name + _SCALE] = safe
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = ""
+
+    def write(path: Path) -> None:
+        nonlocal digest
+        save_file(packed, path)
+        digest = _sha256(path)
+
+    shapes = {name: list(tensor.shape) for name, tensor in state_dict.items()}
+    own = {"format": FORMAT, "version": VERSION, "bits": bits, "sha256": "", "tensors": shapes}
+    try:
+        json.dumps({**card, **own})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"card must hold plain values for JSON: {error}") from error
+    _write_whole(folder / WEIGHTS_FILE, write)
+    text = json.dumps({**card, **own, "sha256": digest}, indent=2) + "\n"
+    _write_whole(folder / CARD_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def read_card(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is known about the weights in a folder.
+
+    Raises:
+        FileNotFoundError: no such folder, or no card in it.
+        ValueError: the card is damaged, or of another format or version.
+    """
+    path = Path(folder) / CARD_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no {CARD_FILE}: it is no folder of trained weights")
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise ValueError(f"{path} is no card of adaptspec weights")
+    if card.get("version") != VERSION:
+        raise ValueError(f"{path}: version must be {VERSION}, got {card.get('version')!r}")
+    if not isinstance(card.get("tensors"), dict) or not isinstance(card.get("sha256"), str):
+        raise ValueError(f"{path} is damaged: it must list tensors and sha256")
+    return card
+
+
+def load_weights(folder: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `save_weights` wrote: tensors (floating-point ones in float32) and the card.
+
+    Raises:
+        FileNotFoundError: no such folder, or a file of it is missing.
+        ValueError: a damaged file, or one that does not hold the tensors that the card lists.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    card = read_card(folder)
+    path = Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no {WEIGHTS_FILE}")
+    if _sha256(path) != card["sha256"]:
+        raise ValueError(f"{path} is damaged, or not the file that its card describes: the checksum differs")
+    try:
+        packed = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    found: dict[str, torch.Tensor] = {}
+    for name, shape in card["tensors"].items():
+        if name not in packed:
+            raise ValueError(f"{path} lacks the tensor {name!r}")
+        tensor = packed[name]
+        if list(tensor.shape) != shape:
+            raise ValueError(f"{name} in {path} must have shape {shape}, got {list(tensor.shape)}")
+        if (scale := packed.get(name + _SCALE)) is not None:
+            if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
+                raise ValueError(f"{name}{_SCALE} in {path} must be one scale per row of an int8 matrix")
+            tensor = tensor.float() * scale.float()[:, None]
+        found[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return found, {key: value for key, value in card.items() if key not in _OWN_KEYS}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file beside its place and move it there."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o644)  # temporary files are for their owner only, weights are for all
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
