@@ -7,7 +7,8 @@ in float32. It needs no user data, and changes nothing but the costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -69,12 +70,12 @@ class CostSamples:
 
     Attributes:
         verify: by context and nodes, one per repeat.
-        draft: by context, drafter and budget, one per repeat.
+        draft: by context and arm (drafter, budget and vocabulary), one per repeat.
         overhead: of all steps: deciding, committing, observing.
     """
 
     verify: Mapping[tuple[int, int], Sequence[float]]
-    draft: Mapping[tuple[int, str, int], Sequence[float]]
+    draft: Mapping[tuple[int, Arm], Sequence[float]]
     overhead: Sequence[float]
 
     def teach(self, costs: CostModel) -> CostModel:
@@ -88,9 +89,11 @@ class CostSamples:
         for (context, nodes), seconds in self.verify.items():
             known = costs.known(Arm.autoregressive(), nodes, context=context)
             tell.append((known, nodes, partial(costs.observe_verify, nodes, median(seconds), context=context)))
-        for (context, name, budget), seconds in self.draft.items():
-            known = costs.known(Arm(name, budget), context=context)
-            tell.append((known, budget, partial(costs.observe_draft, name, budget, median(seconds), context=context)))
+        for (context, arm), seconds in self.draft.items():
+            name, budget = arm.drafter, arm.budget
+            assert isinstance(budget, int), "arms were asked for so many nodes"
+            observe = partial(costs.observe_draft, name, budget, median(seconds), vocab=arm.vocab, context=context)
+            tell.append((costs.known(arm, context=context), budget, observe))
         # Known sizes first, because new ones that agree with themselves would hide that the speed has changed; then
         # large ones first, because a model that knows two sizes takes a third that costs far more for a slow first use.
         tell.sort(key=lambda entry: entry[:2], reverse=True)
@@ -116,8 +119,8 @@ class CostSamples:
             relative = median(seconds) / one_row if one_row > 0.0 else None
             verify.append({"context": context, "nodes": nodes, **_spread(seconds), "relative": relative})
         draft = [
-            {"context": context, "drafter": name, "budget": budget, **_spread(seconds)}
-            for (context, name, budget), seconds in self.draft.items()
+            {"context": context, "drafter": arm.drafter, "vocab": arm.vocab, "budget": arm.budget, **_spread(seconds)}
+            for (context, arm), seconds in self.draft.items()
         ]
         return {"verify": verify, "draft": draft, "overhead_seconds": median(self.overhead)}
 
@@ -195,8 +198,13 @@ def measure_samples(
     text = _text(target, rng) if tokens is None else _whole_numbers("tokens", tokens, low=0, high=target.vocab_size - 1)
 
     verify: dict[tuple[int, int], list[float]] = {(context, nodes): [] for context in contexts for nodes in sizes}
-    draft: dict[tuple[int, str, int], list[float]] = {
-        (context, name, nodes): [] for context in contexts for name in drafters for nodes in sizes if nodes
+    sources = [(name, vocab) for name, drafter in drafters.items() for vocab in drafter.vocab]
+    draft: dict[tuple[int, Arm], list[float]] = {
+        (context, Arm(name, nodes, vocab)): []
+        for context in contexts
+        for name, vocab in sources
+        for nodes in sizes
+        if nodes
     }
     overhead: list[float] = []
     for context in contexts:
@@ -205,20 +213,23 @@ def measure_samples(
         for outcome in outcomes[len(sizes) :]:
             nodes, record = len(outcome.tree), outcome.record
             verify[context, nodes].append(record.verify_seconds)
-            for name, seconds in outcome.draft_seconds.items():
-                draft[context, name, nodes].append(seconds)
+            for name, vocab in sources if nodes else ():
+                arm = Arm(name, nodes, vocab)
+                draft[context, arm].append(outcome.draft_seconds[arm.source])
             overhead.append(record.overhead_seconds)
     return CostSamples(verify, draft, overhead)
 
 
 class _Schedule(Controller):
-    """Verifies given trees one after the other and asks every drafter for as many nodes."""
+    """Verifies given trees one after the other and asks every drafter for as many nodes, with each of its
+    vocabularies: of every size another one first each time, since what comes second may find warm caches."""
 
-    def __init__(self, trees: Sequence[DraftTree], drafters: Iterable[str]) -> None:
+    def __init__(self, trees: Sequence[DraftTree], drafters: Mapping[str, Drafter]) -> None:
         self.trees = trees
-        self.drafters = tuple(drafters)
+        self.drafters = drafters
         self.outcomes: list[StepOutcome] = []
         self._steps = 0
+        self._uses: Counter[int] = Counter()
 
     @property
     def done(self) -> bool:
@@ -233,7 +244,12 @@ class _Schedule(Controller):
         self._steps += 1
         if not nodes:
             return Decision(self._steps, Arm.autoregressive())
-        return Decision(self._steps, Arm("calibration", nodes), asked=tuple(Arm(name, nodes) for name in self.drafters))
+        self._uses[nodes] += 1
+        asked: list[Arm] = []
+        for name, drafter in self.drafters.items():
+            first = self._uses[nodes] % len(drafter.vocab)
+            asked += [Arm(name, nodes, vocab) for vocab in drafter.vocab[first:] + drafter.vocab[:first]]
+        return Decision(self._steps, Arm("calibration", nodes), asked=tuple(asked))
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         return Assembly(self.trees[decision.step_id - 1], decision.arm, frozenset(trees))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -31,12 +31,20 @@ _UNSUPPORTED_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "
 
 class Engine:
     """What the requests of one `AdaptiveSpec` share: drafters, controller, and a target per model. One request runs at
-    a time; others wait."""
+    a time; others wait. `vocab` names the vocabularies that a drafter may be asked with, where that is not its own
+    business."""
 
     def __init__(
-        self, *, drafters: dict[str, Drafter], controller: Controller, verifier: str, draft_timeout: float
+        self,
+        *,
+        drafters: dict[str, Drafter],
+        controller: Controller,
+        verifier: str,
+        draft_timeout: float,
+        vocab: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.drafters = drafters
+        self.vocab = dict(vocab or {})
         self.controller = controller
         self.verifier = verifier
         self.draft_timeout = draft_timeout
@@ -78,7 +86,11 @@ class Engine:
         """A new target for a model, met by the drafters in play."""
         target = HFTarget(model, tokenizer=tokenizer)
         for name in self.controller.drafters_in_play(self.drafters):
-            self.drafters[name].bind(target)
+            drafter = self.drafters[name]
+            vocab = self.vocab.get(name, drafter.vocab)
+            if drafter.vocab != vocab:  # another object has told the drafter otherwise since
+                drafter.use_vocab(vocab)
+            drafter.bind(target)
         return target
 
 
@@ -97,13 +109,21 @@ class Request:
     """One call of `custom_generate`."""
 
     def __init__(
-        self, engine: Engine, *, tokenizer: Any, streamer: Any, on_step: OnStep | None, seed: int | None
+        self,
+        engine: Engine,
+        *,
+        tokenizer: Any,
+        streamer: Any,
+        on_step: OnStep | None,
+        seed: int | None,
+        criteria: Sequence[Any] = (),
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.streamer = streamer
         self.on_step = on_step
         self.seed = seed
+        self.criteria = list(criteria)
         self.result: GenerationResult | None = None
 
     def __call__(
@@ -122,7 +142,9 @@ class Request:
         check_processors(logits_processor)
         padding = _left_padding(input_ids, model_kwargs)
         sampling = sampling_of(generation_config)
-        limits = limits_of(stopping_criteria, generation_config, prompt_length=input_ids.shape[1])
+        limits = limits_of(
+            [*(stopping_criteria or ()), *self.criteria], generation_config, prompt_length=input_ids.shape[1]
+        )
         seed = self.seed if self.seed is not None else int(torch.randint(2**62, ()).item())
         engine = self.engine
         with engine.request(model, self.tokenizer or tokenizer) as target:
@@ -237,6 +259,27 @@ def sampling_of(config: Any) -> Sampling:
         return Sampling()
     temperature = 1.0 if config.temperature is None else float(config.temperature)
     return Sampling(temperature, int(config.top_k or 0), float(1.0 if config.top_p is None else config.top_p))
+
+
+def stop_criteria(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
+    """Criteria that end a text after any of these strings; none if there are none.
+
+    Raises:
+        ValueError: something else than text, or no tokenizer.
+    """
+    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
+    if not strings:
+        return []
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"stop_strings must be text that is not empty, got {string!r}")
+    if tokenizer is None:
+        raise ValueError(
+            "stop_strings (of the call, or of the model's generation config) needs the tokenizer: pass tokenizer="
+        )
+    from transformers import StopStringCriteria
+
+    return [StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)]
 
 
 def limits_of(criteria: Any, config: Any, *, prompt_length: int) -> Limits:

@@ -65,7 +65,8 @@ class Clock:
 
 @dataclass(slots=True)
 class Proposals:
-    """Trees and seconds by drafter, what catching up took, and the rows that one of them adds to the pass."""
+    """Trees and seconds by `Arm.source`, what catching up took by drafter, and the rows that one drafter adds to the
+    pass."""
 
     proposed: dict[str, DraftTree] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -124,6 +125,7 @@ class Session:
         self.finish_reason: str | None = None
         self.prefill_seconds = 0.0
         self.top_k = max((d.needs.target_top_k for d in drafters.values()), default=0)
+        self.wants_top_logits = any(d.needs.target_top_logits for d in drafters.values())
         self.laggards = [name for name, drafter in drafters.items() if type(drafter).lag is not Drafter.lag]
         self.tokens: TokenBuffer | None = None
 
@@ -224,7 +226,8 @@ class Session:
         self.controller.begin()
         taps = sorted({tap for drafter in self.drafters.values() for tap in drafter.needs.taps})
         self.target.tap(tuple(taps))
-        scored = self.target.prefill(prompt)
+        top_k = max((drafter.needs.prompt_top_k for drafter in self.drafters.values()), default=0)
+        scored = self.target.prefill(prompt, top_k=top_k) if top_k else self.target.prefill(prompt)
         self.tokens = TokenBuffer(prompt if prefix is None else torch.cat([prefix.cpu(), prompt.cpu()]))
         self._offset = self.tokens.length - len(prompt)
         rows = TargetRows(scored.logits, tree=DraftTree.empty(), tokens=self.tokens, processors=self.processors)
@@ -233,8 +236,10 @@ class Session:
         if self.finish_reason is None:
             committed = self.tokens.numpy()[self._offset :].copy()
             for name, drafter in self.proposer.healthy(self.drafters).items():
-                wanted = {tap: scored.features[tap] for tap in drafter.needs.taps}
-                self.proposer.call(name, lambda d=drafter, w=wanted: d.prefill(committed, w))
+                wanted: list[Any] = [{tap: scored.features[tap] for tap in drafter.needs.taps}]
+                if drafter.needs.prompt_top_k:
+                    wanted.append(scored.top_ids)
+                self.proposer.call(name, lambda d=drafter, w=wanted: d.prefill(committed, *w))
         self.prefill_seconds = clock.lap()
         self.history.begin(self.prefill_seconds)
         if self.on_step is not None:
@@ -247,7 +252,7 @@ class Session:
         if depth < 1:
             return proposals
         assert self.tokens is not None
-        context = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
+        whole = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
         for arm in decision.asked:
             if arm.drafter in self.proposer.set_aside:
                 continue
@@ -258,10 +263,11 @@ class Session:
                 proposals.catch_up_seconds[arm.drafter] = clock.lap()
                 if arm.drafter in self.proposer.set_aside:
                     continue
+            context = whole if arm.vocab == "full" else replace(whole, vocab=arm.vocab)
             tree, rows = self.proposer.propose(arm, drafter, context)
-            proposals.proposed[arm.drafter] = tree
-            proposals.seconds[arm.drafter] = clock.lap()
-            if rows is not None and (arm.drafter == decision.arm.drafter or decision.first_only):
+            proposals.proposed[arm.source] = tree
+            proposals.seconds[arm.source] = clock.lap()
+            if rows is not None and (arm.source == decision.arm.source or decision.first_only):
                 proposals.extra, proposals.extra_owner = rows, arm.drafter
             if decision.first_only and len(tree):
                 break
@@ -324,13 +330,17 @@ class Session:
     ) -> None:
         if self.finish_reason is not None and len(emitted) < len(verdict.token_ids):
             verdict = Verdict(verdict.path[: max(0, len(emitted) - 1)], emitted)
-        top = None
+        top = top_logits = None
         if self.top_k:
             top = top_ids(scored.logits, self.top_k)
+            if self.wants_top_logits:
+                columns = torch.from_numpy(top).to(scored.logits.device)
+                top_logits = scored.logits.gather(1, columns).float().cpu().numpy()
         features = feature_rows(scored.features, verdict.path) if scored.features else {}
         extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).cpu().numpy()
         for name, drafter in self.proposer.healthy(self.drafters).items():
-            observation = Observation(tree, verdict, emitted, top, features, extra if name == extra_owner else None)
+            own_extra = extra if name == extra_owner else None
+            observation = Observation(tree, verdict, emitted, top, features, own_extra, top_logits)
             self.proposer.call(name, lambda d=drafter, o=observation: d.observe(o))
 
     def _root(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,22 @@ from adaptspec.control.learning import Objective
 from adaptspec.control.merging import merge_controllers
 from adaptspec.control.strategies import make_controller
 from adaptspec.drafters import Drafter, make_drafter
-from adaptspec.generation import Engine, Request, check_input_ids
+from adaptspec.generation import Engine, Request, check_input_ids, stop_criteria
 from adaptspec.names import unknown_name
 from adaptspec.reporting import Report, make_report
 from adaptspec.results import GenerationResult
+from adaptspec.serving.from_settings import policy_from_settings
+from adaptspec.serving.policy import STATE_KEY, ServingPolicy
+from adaptspec.serving.types import Decision, StepContext, StepOutcome
 from adaptspec.session import OnStep
 from adaptspec.state_file import load_state, save_state
 from adaptspec.target.hf import HFTarget
 from adaptspec.types import Arm, Sampling
 from adaptspec.verify import VERIFIERS
+from adaptspec.vocab import check_vocab
+
+SAVED_RECORDS = 20
+"""Latest step records that are saved."""
 
 
 class AdaptiveSpec:
@@ -38,7 +47,8 @@ class AdaptiveSpec:
         strategy: a policy's name ("hedge", "ucb", "exp3", ...), a `Policy` object, or "fixed:<arm>", for example
             "fixed:suffix@16" or "fixed:ar" (no speculation).
         budgets: draft nodes to verify, root not counted.
-        vocab: vocabularies of the draft head, for drafters that have one.
+        vocab: vocabularies of the draft head ("full", "fr:16384", ...: `adaptspec.vocab.VOCAB_HEADS`), for the drafters
+            of the pool that have one; the others have one arm per budget. Arms given whole name their own.
         objective: "throughput" learns tokens per second, "accepted_length" tokens per step.
         guard: share of the speed without speculation that learning may cost at most, None for no guard.
         seed: of everything random in this object.
@@ -46,7 +56,8 @@ class AdaptiveSpec:
         draft_timeout: seconds after which a drafter is set aside for the request.
 
     Raises:
-        ValueError: unknown names, impossible budgets, or a fixed arm that is not in the pool.
+        ValueError: unknown names, impossible budgets, a vocabulary that no drafter of the pool could use, or a fixed
+            arm that is not in the pool.
 
     One object serves one request at a time (concurrent calls wait); what drafters learn stays in it.
     """
@@ -74,10 +85,11 @@ class AdaptiveSpec:
             raise unknown_name("verifier", verifier, (VERIFIERS.keys() | {"auto"}) - {"greedy"})
         self.budgets = check_budgets(budgets)
         self.drafters, explicit, plain = _read_pool(pool)
-        for name in vocab:
-            if name != "full":
-                raise ValueError(f"unknown vocab {name!r}. Valid: full")
-        self.arms = make_arms(plain, budgets=self.budgets, vocab=vocab, explicit=explicit)
+        by_drafter = _vocab_of(self.drafters, plain, vocab=check_vocab(vocab), explicit=[*explicit, *_fixed(strategy)])
+        for name, names in by_drafter.items():
+            self.drafters[name].use_vocab(names)
+        crossed = {name: vocab if self.drafters[name].takes_vocab else ("full",) for name in plain}
+        self.arms = make_arms(plain, budgets=self.budgets, vocab=crossed, explicit=explicit)
         self.strategy = strategy
         self.engine = Engine(
             drafters=self.drafters,
@@ -86,8 +98,10 @@ class AdaptiveSpec:
             ),
             verifier=verifier,
             draft_timeout=draft_timeout,
+            vocab=by_drafter,
         )
         self._rng = np.random.default_rng(seed)
+        self._serving: ServingPolicy | None = None
         self._settings: dict[str, Any] = {
             "pool": [str(entry) if isinstance(entry, (str, Arm)) else None for entry in pool],
             "strategy": strategy if isinstance(strategy, str) else None,
@@ -107,16 +121,21 @@ class AdaptiveSpec:
             TypeError: a custom drafter's `state_dict` holds something that cannot be saved.
             OSError: the file cannot be written.
         """
+        save_state(path, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """What `save` writes; the latest step records are there for `adaptspec explain` only."""
         with self.engine.lock:
-            save_state(
-                path,
-                {
-                    "settings": self._settings,
-                    "rng": self._rng.bit_generator.state,
-                    "controller": self.engine.controller.state_dict(),
-                    "drafters": {name: drafter.state_dict() for name, drafter in self.drafters.items()},
-                },
-            )
+            self.engine.history.settle()
+            serving = self._serving
+            return {
+                "settings": self._settings,
+                "rng": self._rng.bit_generator.state,
+                "controller": self.engine.controller.state_dict(),
+                "drafters": {name: drafter.state_dict() for name, drafter in self.drafters.items()},
+                "records": [asdict(record) for record in list(self.engine.history.latest)[-SAVED_RECORDS:]],
+                **({} if serving is None else {STATE_KEY: serving.state_dict()}),
+            }
 
     @classmethod
     def load(
@@ -135,7 +154,17 @@ class AdaptiveSpec:
             FileNotFoundError: no such file.
             ValueError: a foreign or damaged file, or objects that are missing or do not fit.
         """
-        state = load_state(path)
+        return cls._restored(load_state(path), str(path), pool=pool, strategy=strategy)
+
+    @classmethod
+    def _restored(
+        cls,
+        state: Mapping[str, Any],
+        path: str,
+        *,
+        pool: Sequence[str | Drafter | Arm] | None,
+        strategy: str | Policy | None,
+    ) -> AdaptiveSpec:
         if missing := {"settings", "rng", "controller", "drafters"} - state.keys():
             raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
         settings = dict(state["settings"])
@@ -154,7 +183,50 @@ class AdaptiveSpec:
             drafter.load_state_dict(state["drafters"][name])
         spec.engine.controller.load_state_dict(state["controller"])
         spec._rng.bit_generator.state = state["rng"]
+        if STATE_KEY in state:
+            spec.serving.load_state_dict(state[STATE_KEY])
         return spec
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveSpec:
+        """An object of its own with the same knowledge, as if saved and loaded. What was seen stays with the original.
+
+        Raises:
+            TypeError: made from `Drafter` or `Policy` objects, which belong to one object.
+        """
+        for name in ("pool", "strategy"):
+            saved = self._settings[name]
+            if saved is None or (name == "pool" and None in saved):
+                raise TypeError(f"an AdaptiveSpec with objects in {name} cannot be copied; make another with its own")
+        return type(self)._restored(copy.deepcopy(self._state()), "the copy", pool=None, strategy=None)
+
+    @property
+    def serving(self) -> ServingPolicy:
+        """The policy behind `decide` and `observe`, made at first use; see `adaptspec.serving`.
+
+        Whoever needs nothing but this makes a `ServingPolicy`, which needs neither torch nor transformers.
+        """
+        with self.engine.lock:
+            if self._serving is None:
+                settings = self._settings
+                self._serving = policy_from_settings(
+                    arms=self.arms,
+                    strategy=self.strategy,
+                    objective=settings["objective"],
+                    guard=settings["guard"],
+                    seed=settings["seed"],
+                )
+            return self._serving
+
+    def decide(self, context: StepContext) -> Decision:
+        """What a serving stack should do in its next step: drafter and draft length for every row of the batch.
+
+        Independent of `generate`: the stack drafts and verifies, and tells `observe` what came of it. Any thread.
+        """
+        return self.serving.decide(context)
+
+    def observe(self, decision: Decision, outcome: StepOutcome) -> None:
+        """What came of a step of `decide`."""
+        self.serving.observe(decision, outcome)
 
     @staticmethod
     def merge(
@@ -327,7 +399,8 @@ class AdaptiveSpec:
                 along its own path, like all processors.
             logits_processor, stopping_criteria: further transformers processors and criteria.
             eos_token_id: default: the model's generation config.
-            stop_strings: end after any of these was produced; needs `tokenizer`.
+            stop_strings: end after any of these was produced; needs `tokenizer`. Default: the model's generation
+                config; an empty list for none.
             tokenizer: also used to check that a draft model's vocabulary is the target's.
             streamer: a transformers streamer; gets the prompt and then the tokens of each step.
             on_step: called with (StepRecord, new tokens) after the prefill and after every step.
@@ -335,7 +408,7 @@ class AdaptiveSpec:
         Raises:
             ValueError: a bad value, an unsupported model or option, a prompt that does not fit.
         """
-        from transformers import StoppingCriteriaList, StopStringCriteria
+        from transformers import StoppingCriteriaList
 
         check_input_ids(input_ids, model)
         sampling = Sampling(temperature, top_k, top_p)
@@ -344,11 +417,11 @@ class AdaptiveSpec:
         if repetition_penalty is not None and not 0.0 < repetition_penalty < float("inf"):
             raise ValueError(f"repetition_penalty must be > 0 and finite, got {repetition_penalty}")
         criteria = StoppingCriteriaList(stopping_criteria or [])
-        if stop_strings:
-            if tokenizer is None:
-                raise ValueError("stop_strings needs the tokenizer: pass tokenizer=")
-            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
-        options: dict[str, Any] = {"do_sample": not sampling.greedy}
+        if stop_strings is None and (config := getattr(model, "generation_config", None)) is not None:
+            stop_strings = config.stop_strings
+        criteria += stop_criteria(stop_strings, tokenizer)
+        # transformers would look for a tokenizer of its own, which it does not hand on to a function.
+        options: dict[str, Any] = {"do_sample": not sampling.greedy, "stop_strings": None}
         if not sampling.greedy:
             options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         if eos_token_id is not None:
@@ -391,14 +464,37 @@ class AdaptiveSpec:
     ) -> Any:
         """The transformers way: `model.generate(..., custom_generate=spec)`. Samples follow `torch.manual_seed`.
 
-        transformers hands no `streamer=` to a function: bind it with `custom_generate=spec.hf(streamer=...)`.
+        transformers hands neither `streamer=` nor `tokenizer=` to a function, and refuses stop strings without a
+        tokenizer: bind them with `custom_generate=spec.hf(streamer=..., tokenizer=..., stop_strings=...)`.
         """
         request = self.hf(tokenizer=tokenizer)
         return request(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
-    def hf(self, *, tokenizer: Any = None, streamer: Any = None, on_step: OnStep | None = None) -> Request:
-        """A callable for `custom_generate=` with extras that transformers does not hand on, such as a streamer."""
-        return Request(self.engine, tokenizer=tokenizer, streamer=streamer, on_step=on_step, seed=None)
+    def hf(
+        self,
+        *,
+        tokenizer: Any = None,
+        streamer: Any = None,
+        stop_strings: str | Sequence[str] | None = None,
+        on_step: OnStep | None = None,
+    ) -> Request:
+        """A callable for `custom_generate=` with extras that transformers does not hand on, such as a streamer.
+
+        Args:
+            stop_strings: end after any of these was produced; needs `tokenizer`. Where the model's generation config
+                has some, call `model.generate(..., stop_strings=None)`, or transformers refuses.
+
+        Raises:
+            ValueError: stop strings without a tokenizer, or something else than text.
+        """
+        return Request(
+            self.engine,
+            tokenizer=tokenizer,
+            streamer=streamer,
+            on_step=on_step,
+            seed=None,
+            criteria=stop_criteria(stop_strings, tokenizer),
+        )
 
 
 def _read_pool(pool: Sequence[str | Drafter | Arm]) -> tuple[dict[str, Drafter], list[Arm], list[str]]:
@@ -425,6 +521,31 @@ def _read_pool(pool: Sequence[str | Drafter | Arm]) -> tuple[dict[str, Drafter],
         if arm.drafter != "ar" and arm.drafter not in drafters:
             drafters[arm.drafter] = make_drafter(arm.drafter)
     return drafters, explicit, plain
+
+
+def _vocab_of(
+    drafters: Mapping[str, Drafter], plain: Sequence[str], *, vocab: Sequence[str], explicit: Sequence[Arm]
+) -> dict[str, tuple[str, ...]]:
+    """By drafter, the vocabularies that it may be asked with: those of the pool, and those of its arms."""
+    takers = [name for name, drafter in drafters.items() if drafter.takes_vocab]
+    if not takers and tuple(vocab) != ("full",):
+        other = next((name for name in vocab if name != "full"), vocab[0])
+        raise ValueError(f"no drafter of the pool has a head of its own: vocab must be 'full', got {other!r}")
+    named: dict[str, list[str]] = {
+        name: list(vocab) if name in plain and name in takers else [] if name not in plain else ["full"]
+        for name in drafters
+    }
+    for arm in explicit:
+        if arm.drafter in named and arm.vocab not in named[arm.drafter]:
+            check_vocab([arm.vocab])
+            named[arm.drafter].append(arm.vocab)
+    return {name: tuple(names) for name, names in named.items()}
+
+
+def _fixed(strategy: object) -> list[Arm]:
+    """The arm of a strategy "fixed:<arm>"."""
+    fixed = isinstance(strategy, str) and strategy.startswith("fixed:")
+    return [Arm.parse(strategy.removeprefix("fixed:"))] if fixed else []
 
 
 def _as_arm(entry: object) -> Arm | None:

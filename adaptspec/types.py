@@ -206,6 +206,16 @@ class Arm:
         budget = match["budget"]
         return cls(match["drafter"], "auto" if budget == "auto" else int(budget), match["vocab"] or "full")
 
+    @property
+    def source(self) -> str:
+        """What a proposal of this arm is filed under: arms of one source differ in budget only. The drafter's name,
+        and its vocabulary unless that is the full one.
+
+        >>> Arm("eagle3", 32).source, Arm("eagle3", 32, "fr:16384").source
+        ('eagle3', 'eagle3/fr:16384')
+        """
+        return self.drafter if self.vocab == "full" else f"{self.drafter}/{self.vocab}"
+
     def __str__(self) -> str:
         if self.drafter == "ar":
             return "ar"
@@ -246,6 +256,7 @@ class DraftContext:
         max_depth: deeper nodes can never be emitted (tokens left to generate, context limit); at least 1.
         sampling: the target's settings; a drafter that samples should use the same.
         rng: the only source of randomness a drafter may use.
+        vocab: which rows of its head a drafter computes (`Arm.vocab`), for drafters that take one.
     """
 
     root: int
@@ -253,6 +264,7 @@ class DraftContext:
     max_depth: int
     sampling: Sampling
     rng: np.random.Generator
+    vocab: str = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +279,8 @@ class Observation:
             rejected ones too, most likely first; None if no drafter asked (`Needs.target_top_k`).
         features: per tap of `Needs.taps`, a tensor [A + 1, H] for the root and the accepted nodes.
         extra_argmax: int64 [E], the target's argmax at the extra rows the drafter asked for, else None.
+        target_top_logits: float32 [N + 1, k], the logits of `target_top_ids`; None if no drafter asked
+            (`Needs.target_top_logits`).
     """
 
     tree: DraftTree
@@ -275,6 +289,7 @@ class Observation:
     target_top_ids: np.ndarray | None = None
     features: Mapping[int, Any] = field(default_factory=dict)
     extra_argmax: np.ndarray | None = None
+    target_top_logits: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

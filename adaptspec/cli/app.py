@@ -10,10 +10,12 @@ from adaptspec.cli.bench import bench
 from adaptspec.cli.calibrate import calibrate
 from adaptspec.cli.datastore import datastore
 from adaptspec.cli.demo import demo
+from adaptspec.cli.explain import explain
 from adaptspec.cli.generate import generate
 from adaptspec.cli.pool import pool
 from adaptspec.cli.replay import replay
 from adaptspec.cli.trace import trace
+from adaptspec.cli.train import train
 
 app = typer.Typer(
     name="adaptspec",
@@ -41,5 +43,6 @@ def _options(
     """Options of the program itself; all the work is done by its commands."""
 
 
-for command in (demo, generate, bench, calibrate, pool, datastore, trace, replay):
+for command in (demo, generate, bench, calibrate, pool, datastore, trace, replay, explain):
     app.command()(command)
+app.add_typer(train)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,17 +59,6 @@ def available_strategies() -> tuple[str, ...]:
     from adaptspec.control.strategies import strategy_names
 
     return strategy_names()
-
-
-def available_vocab_heads() -> dict[str, Any]:
-    """Registered vocabulary heads by name."""
-    return dict(_registry("adaptspec.vocab", "VOCAB_HEADS"))
-
-
-def _registry(module: str, attribute: str) -> dict[str, Any]:
-    if importlib.util.find_spec(module) is None:
-        return {}
-    return getattr(importlib.import_module(module), attribute, {})
 
 
 def default_strategies() -> tuple[str, ...]:

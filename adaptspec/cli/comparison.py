@@ -15,6 +15,7 @@ from adaptspec.cli.progress import Reporter
 from adaptspec.cli.prompts import Prompt
 from adaptspec.cli.report import summarise, top_two_margin
 from adaptspec.cli.settings import Workbench, distinct
+from adaptspec.vocab import check_vocab
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         make_pool(self.pool)  # unknown names should show before a model is loaded
+        check_vocab(self.vocab)
 
     def settings(self, bench: Workbench, *, draft_model: tuple[Any, Any] | None = None) -> list[Setting]:
         """References, no speculation, every arm, and the strategies, in this order."""

@@ -60,6 +60,7 @@ def size_that_fits(turns: Sequence[Turn], *, minutes: float, max_new_tokens: int
 def demo(
     pool: options.Pool = None,
     budgets: options.Budgets = "8",
+    vocab: options.Vocab = "full",
     strategies: options.Strategies = None,
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", help="About how long to measure; sets the number of prompts.")
@@ -85,7 +86,15 @@ def demo(
     The embedded model answers built-in prompts of several domains, greedily, in float32. All settings must give
     exactly the text of plain generation. Ends with a table, and a picture of which arm was played when.
     """
-    from adaptspec.cli.common import check_at_least, choose_pool, choose_strategies, console, parse_budgets, show
+    from adaptspec.cli.common import (
+        check_at_least,
+        choose_pool,
+        choose_strategies,
+        console,
+        parse_budgets,
+        show,
+        split_names,
+    )
     from adaptspec.cli.comparison import Comparison, Grid
     from adaptspec.cli.outputs import check_output, free_path, write_output
     from adaptspec.cli.picture import Track, draw
@@ -99,7 +108,7 @@ def demo(
     grid = Grid(
         pool=choose_pool(pool),
         budgets=parse_budgets(budgets),
-        vocab=("full",),
+        vocab=split_names([vocab]),
         strategies=choose_strategies(strategies),
         references="plain",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,10 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
     from adaptspec.drafters import make_drafter
 
     path = weights_argument(cls)
-    needs = cls.needs if path == "required" else make_drafter(name).needs  # an instance may need more than its class
+    needs = cls.needs
+    if path != "required":
+        with suppress(ValueError):  # weights that are not shipped
+            needs = make_drafter(name).needs  # an instance may need more than its class
     return {
         "name": name,
         "summary": cls.summary or (cls.__doc__ or "").strip().partition("\n")[0],
@@ -30,7 +34,20 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
             "taps": list(needs.taps),
             "extra_rows": needs.extra_rows,
             "target": needs.target,
+            "prompt_top_k": needs.prompt_top_k,
         },
+        "takes_vocab": cls.takes_vocab,
+    }
+
+
+def describe_vocab_head(kind: str, cls: Any) -> dict[str, Any]:
+    """What a vocabulary head is and needs, as plain values. Lossless, since q is known exactly over the rows in use."""
+    return {
+        "name": kind,
+        "summary": cls.summary,
+        "lossless": True,
+        "weights": cls.weights,
+        "needs": {"target_top_k": cls.needs_top_k, "prompt_top_k": cls.needs_prompt_top_k},
     }
 
 
@@ -55,18 +72,27 @@ def needs_text(drafter: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
+def vocab_needs_text(head: Mapping[str, Any]) -> str:
+    """The needs of a vocabulary head in words."""
+    needs = head["needs"]
+    words = [] if head["weights"] == "none" else [f"a {head['weights']}"]
+    if needs["target_top_k"]:
+        words.append(f"the target's top {needs['target_top_k']} tokens")
+    if needs["prompt_top_k"]:
+        words.append(f"its top {needs['prompt_top_k']} in the prompt")
+    return "; ".join(words) or "nothing"
+
+
 def pool(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List every drafter and vocabulary head: what it needs, and whether it is lossless."""
-    from adaptspec.cli.common import available_vocab_heads, console
+    from adaptspec.cli.common import console
     from adaptspec.drafters import DRAFTERS
+    from adaptspec.vocab import VOCAB_HEADS
 
     drafters = [describe_drafter(name, cls) for name, cls in sorted(DRAFTERS.items())]
-    heads = [
-        {"name": name, "summary": (getattr(head, "summary", "") or head.__doc__ or "").strip().partition("\n")[0]}
-        for name, head in sorted(available_vocab_heads().items())
-    ]
+    heads = [describe_vocab_head(kind, cls) for kind, cls in sorted(VOCAB_HEADS.items())]
     if as_json:
         typer.echo(json.dumps({"drafters": drafters, "vocab_heads": heads}, indent=2))
         return
@@ -81,10 +107,10 @@ def pool(
         table.add_row(drafter["name"], lossless, needs_text(drafter), drafter["summary"])
     output = console()
     output.print(table, markup=False)
-    if heads:
-        vocabulary = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        vocabulary.add_column("vocabulary head", no_wrap=True)
-        vocabulary.add_column("what it does")
-        for head in heads:
-            vocabulary.add_row(head["name"], head["summary"])
-        output.print(vocabulary)
+    vocabulary = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = (("vocabulary head", True), ("lossless", True), ("needs", False), ("what it does", False))
+    for column, fixed in columns:
+        vocabulary.add_column(column, no_wrap=fixed)
+    for head in heads:
+        vocabulary.add_row(head["name"], "yes", vocab_needs_text(head), head["summary"])
+    output.print(vocabulary, markup=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from adaptspec.cli.common import is_arm, make_pool
 from adaptspec.cli.measure import Generate, Generated, Setting
-from adaptspec.drafters import Drafter
+from adaptspec.drafters import DRAFTERS, Drafter
 from adaptspec.types import Arm
 
 PROMPT_LOOKUP_TOKENS = 10
@@ -88,7 +88,7 @@ class Workbench:
         from adaptspec import AdaptiveSpec
 
         spec = AdaptiveSpec(
-            self._drafters(pool), strategy=strategy, budgets=tuple(budgets), vocab=tuple(vocab), seed=self.seed
+            self._drafters(pool, vocab), strategy=strategy, budgets=tuple(budgets), vocab=tuple(vocab), seed=self.seed
         )
         # Drafters meet the target here (loading weights, mapping files), so that no prompt pays for it.
         spec.engine.target(self.model, self.tokenizer)
@@ -115,14 +115,15 @@ class Workbench:
 
         return generate
 
-    def _drafters(self, pool: Sequence[str]) -> list[Any]:
+    def _drafters(self, pool: Sequence[str], vocab: Sequence[str] = ("full",)) -> list[Any]:
         """Fresh drafters, so that each setting learns from its own run only. Those that learn nothing over requests
         are shared, because some of them hold the weights of a whole model."""
         made = []
         for entry, drafter in zip(pool, make_pool(pool), strict=True):
             if isinstance(drafter, Drafter) and type(drafter).state_dict is Drafter.state_dict:
                 # A drafter that runs the target's layers keeps the target of the instance it was bound to.
-                drafter = drafter if drafter.needs.target else self.shared.setdefault(entry, drafter)
+                key = f"{entry} {','.join(vocab)}" if drafter.takes_vocab else entry
+                drafter = drafter if drafter.needs.target else self.shared.setdefault(key, drafter)
             made.append(drafter)
         return made
 
@@ -181,12 +182,14 @@ class StepCounter:
 
 
 def arms_of(entry: str, *, budgets: Sequence[Any], vocab: Sequence[str]) -> list[Arm]:
-    """Arms of one pool entry: a whole arm is itself; a drafter is crossed with budgets and vocabularies."""
+    """Arms of one pool entry: a whole arm is itself; a drafter is crossed with budgets, and with vocabularies if it has
+    a head that takes them."""
     if entry == "ar":
         return []
     if is_arm(entry):
         return [Arm.parse(entry)]
     name = entry.partition(":")[0]
+    vocab = vocab if DRAFTERS[name].takes_vocab else ("full",)
     return [Arm(name, budget, head) for head in vocab for budget in budgets if budget != 0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from adaptspec.types import Arm
@@ -30,10 +30,20 @@ def check_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:
 
 
 def make_arms(
-    drafters: Sequence[str], *, budgets: Sequence[Budget], vocab: Sequence[str], explicit: Sequence[Arm] = ()
+    drafters: Sequence[str],
+    *,
+    budgets: Sequence[Budget],
+    vocab: Sequence[str] | Mapping[str, Sequence[str]],
+    explicit: Sequence[Arm] = (),
 ) -> tuple[Arm, ...]:
-    """No speculation first, then every drafter at every budget and vocabulary, then arms that were given whole."""
+    """No speculation first, then every drafter at every budget and vocabulary, then arms that were given whole.
+
+    Args:
+        vocab: of all drafters, or by drafter.
+    """
     arms = [Arm.autoregressive()]
-    arms += [Arm(d, b, v) for d in drafters for v in vocab for b in budgets if b != 0]
+    for drafter in drafters:
+        names = vocab[drafter] if isinstance(vocab, Mapping) else vocab
+        arms += [Arm(drafter, budget, name) for name in names for budget in budgets if budget != 0]
     arms += explicit
     return tuple(dict.fromkeys(arms))

@@ -18,11 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.bandits.checks import check_between, check_count
-from adaptspec.control.calibration import Calibrator
-from adaptspec.control.mixing import Mixer
+from adaptspec.control.calibration import Calibrator, Judged, Placed, judge
+from adaptspec.control.mixing import Mixer, Votes
 from adaptspec.names import unknown_name
-from adaptspec.trees import budget_order, merge, path_scores, paying_budget, truncate
-from adaptspec.trees.cost_aware import VerifySeconds
+from adaptspec.trees import budget_order, path_scores
+from adaptspec.trees._checks import check_deterministic
+from adaptspec.trees.algebra import select_rows
+from adaptspec.trees.cost_aware import VerifySeconds, step_seconds
+from adaptspec.trees.merge import merge_shapes
 from adaptspec.types import DraftTree
 
 
@@ -37,6 +40,8 @@ class Candidates:
             "proposers", how many drafters proposed the node.
         origins: int64 [M, N], the row of each merged node in each proposed tree, -1 where it is not there.
         conditionals: float64 [M, N], calibrated, 0 where a drafter did not propose the node.
+        placed: where each proposal is in its calibrator's tables, [M].
+        votes: what the mixer knows of the nodes; None without a mixer.
     """
 
     names: tuple[str, ...]
@@ -44,6 +49,8 @@ class Candidates:
     tree: DraftTree
     origins: np.ndarray
     conditionals: np.ndarray
+    placed: tuple[Placed | None, ...] = ()
+    votes: Votes | None = None
 
 
 def value_candidates(
@@ -78,28 +85,57 @@ def value_candidates(
     if mixer is None and len(trees) > 1:
         raise ValueError(f"mixer must be given for more than one tree, got {len(trees)} trees")
 
-    singles = [calibrators[name].conditional(tree) for name, tree in zip(names, trees, strict=True)]
+    singles, placed = [], []
+    for name, tree in zip(names, trees, strict=True):
+        values, place = calibrators[name].place(tree)
+        singles.append(values)
+        placed.append(place)
     if mixer is None:
-        bare = trees[0] if trees else DraftTree.empty()
-        origins = np.arange(len(bare))[None] if trees else np.zeros((0, 0), np.int64)
+        token_ids, parents = (trees[0].token_ids, trees[0].parents) if trees else (np.zeros(0, np.int64),) * 2
+        origins = np.arange(len(token_ids))[None] if trees else np.zeros((0, 0), np.int64)
     else:
         # Columns of evidence have done their work in the calibrators; merging them would cost as much as all the rest.
-        bare, origins = merge([DraftTree(tree.token_ids, tree.parents, tree.scores) for tree in trees])
+        token_ids, parents, origins = merge_shapes(trees)
     conditionals = np.zeros(origins.shape)
     for row, places, values in zip(conditionals, origins, singles, strict=True):
         if values.size:
             np.multiply(values[places], places >= 0, out=row)
+    votes = None
     if mixer is None:
         mixed = conditionals[0] if trees else np.zeros(0)
     else:
-        mixed = mixer.mix(bare, *_by_expert(names, mixer, origins, conditionals), local=local)
-    valued = DraftTree(
-        bare.token_ids,
-        bare.parents,
-        path_scores(bare.parents, np.log(mixed)),
-        evidence={"conditional": mixed, "proposers": (origins >= 0).sum(axis=0).astype(np.float64)},
-    )
-    return Candidates(names, tuple(trees), valued, origins, conditionals)
+        mixed, votes = mixer.predict(parents, *_by_expert(names, mixer, origins, conditionals), local=local)
+    valued = _valued(token_ids, parents, mixed, origins)
+    return Candidates(names, tuple(trees), valued, origins, conditionals, tuple(placed), votes)
+
+
+def _valued(token_ids: np.ndarray, parents: np.ndarray, mixed: np.ndarray, origins: np.ndarray) -> DraftTree:
+    evidence = {"conditional": mixed, "proposers": (origins >= 0).sum(axis=0).astype(np.float64)}
+    return DraftTree(token_ids, parents, path_scores(parents, np.log(mixed)), evidence=evidence)
+
+
+def leave_out(candidates: Candidates, name: str, *, mixer: Mixer, local: np.ndarray | None = None) -> DraftTree:
+    """The valued tree of all proposals but one drafter's: that of `value_candidates` without it, in less time.
+
+    Raises:
+        ValueError: a drafter that proposed nothing, or was not asked.
+    """
+    if name not in candidates.names:
+        raise unknown_name("drafter", name, candidates.names)
+    rest = [row for row, other in enumerate(candidates.names) if other != name]
+    origins, conditionals = candidates.origins[rest], candidates.conditionals[rest]
+    proposed = origins >= 0
+    kept = np.flatnonzero(proposed.any(axis=0))
+    # Rows come in the order in which merging the others would number them: by who proposed a node first, and where.
+    first = proposed[:, kept].argmax(axis=0)
+    kept = kept[np.lexsort((origins[first, kept], first))]
+    position = np.full(origins.shape[1] + 1, -1, dtype=np.int64)  # the extra last entry maps ROOT = -1 to itself
+    position[kept] = np.arange(len(kept))
+    parents = position[candidates.tree.parents[kept]]
+    origins, conditionals = origins[:, kept], conditionals[:, kept]
+    names = tuple(candidates.names[row] for row in rest)
+    mixed, _ = mixer.predict(parents, *_by_expert(names, mixer, origins, conditionals), local=local)
+    return _valued(candidates.tree.token_ids[kept], parents, mixed, origins)
 
 
 def fit_to_cost(
@@ -129,12 +165,19 @@ def fit_to_cost(
     if rate is not None:
         check_between("rate", rate, low=0.0, high=1e12, open_low=False)
     if max_nodes is not None:
-        tree = truncate(tree, check_count("max_nodes", max_nodes, minimum=0))
-    expected = np.ones(len(tree) + 1)
-    np.exp(tree.scores[budget_order(tree)], out=expected[1:])
+        check_count("max_nodes", max_nodes, minimum=0)
+    check_deterministic(tree, "size by score")
+    order = budget_order(tree)[:max_nodes]
+    seconds = step_seconds(verify_curve, draft_seconds, len(order))
+    expected = np.ones(len(order) + 1)
+    np.exp(tree.scores[order], out=expected[1:])
     np.cumsum(expected, out=expected)
-    size = paying_budget(tree, verify_curve, draft_seconds=draft_seconds, tokens_per_second=rate)
-    return truncate(tree, size), expected
+    size = int((expected / seconds if rate is None else expected - rate * seconds).argmax())
+    if size == len(tree):
+        return tree, expected
+    rows = order[:size]
+    rows.sort()
+    return select_rows(tree, rows), expected
 
 
 def assemble(
@@ -179,11 +222,26 @@ def learn(
         continuation: [T], the tokens that followed the root: `Observation.tokens`, or more once more are known.
         local: per-request part of the mixer, changed in place.
     """
+    judged = judge(candidates.tree, continuation)
     if mixer is not None:
         arrays = _by_expert(candidates.names, mixer, candidates.origins, candidates.conditionals)
-        mixer.update(candidates.tree, *arrays, continuation, local=local)
-    for name, tree in zip(candidates.names, candidates.trees, strict=True):
-        calibrators[name].update(tree, continuation)
+        mixer.update(candidates.tree, *arrays, continuation, local=local, judged=judged, votes=candidates.votes)
+    placed = candidates.placed or (None,) * len(candidates.trees)
+    for name, tree, origin, place in zip(candidates.names, candidates.trees, candidates.origins, placed, strict=True):
+        own = judged if mixer is None else _own(judged, origin)
+        calibrators[name].update(tree, continuation, judged=own, placed=place)
+
+
+def _own(judged: Judged, origin: np.ndarray) -> Judged:
+    """What the judgement of a merged tree says of one of the trees that it was made from."""
+    rows, hits, depths = judged
+    own = origin[rows]
+    found = own.tolist()
+    kept = [place for place, row in enumerate(found) if row >= 0]
+    kept.sort(key=found.__getitem__)
+    if len(kept) == len(found) and kept == list(range(len(found))):
+        return own, hits, depths
+    return own[kept], hits[kept], depths[kept]
 
 
 def _by_expert(

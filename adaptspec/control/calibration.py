@@ -57,7 +57,7 @@ SHARES, PROBABILITIES = len(_SHARE_EDGES) + 1, len(_PROBABILITY_EDGES) + 1
 
 
 def _bins(table: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return table[np.minimum(values, len(table) - 1).astype(np.intp)]
+    return table.take(values.astype(np.intp), mode="clip")
 
 
 def _by_counts(evidence: Mapping[str, np.ndarray], ratio: np.ndarray) -> np.ndarray:
@@ -173,6 +173,27 @@ class _Table:
 
 _FIELDS = ("broad_hits", "broad_trials", "hits", "trials")
 
+Judged = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What `judge` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tree in the tables of a calibrator, so that learning from it need not look everything up again.
+
+    Attributes:
+        binning: name in `BINNINGS`.
+        broad, cells: int64 [N].
+        posterior: float64 [N], before siblings are made to fit.
+        updates: of the calibrator so far; after another one the posterior is of yesterday.
+    """
+
+    binning: str
+    broad: np.ndarray
+    cells: np.ndarray
+    posterior: np.ndarray
+    updates: int
+
 
 def _count(hits: np.ndarray, trials: np.ndarray, cells: np.ndarray, outcomes: np.ndarray, keep: float) -> None:
     """One trial after the other, since several may fall into one cell."""
@@ -184,9 +205,12 @@ def _count(hits: np.ndarray, trials: np.ndarray, cells: np.ndarray, outcomes: np
 def _score_ratio(scores: np.ndarray, all_scores: np.ndarray, parents: np.ndarray) -> np.ndarray:
     """P(node | parent) in the drafter's own opinion, in [LEAST, MOST]."""
     # The root's score is 0: ROOT = -1 picks the last entry. -inf minus -inf would be NaN.
-    above = np.append(all_scores, 0.0)[parents]
-    ratio = np.exp(np.maximum(scores, _LOWEST_SCORE) - np.maximum(above, _LOWEST_SCORE))
-    return np.minimum(np.maximum(ratio, LEAST), MOST)
+    padded = np.zeros(len(all_scores) + 1)
+    np.maximum(all_scores, _LOWEST_SCORE, out=padded[:-1])
+    ratio = padded[:-1] if scores is all_scores else np.maximum(scores, _LOWEST_SCORE)
+    ratio = np.exp(ratio - padded[parents])
+    np.maximum(ratio, LEAST, out=ratio)
+    return np.minimum(ratio, MOST, out=ratio)
 
 
 class Calibrator:
@@ -216,6 +240,7 @@ class Calibrator:
         self.memory = check_between("memory", memory, low=1.0, high=1e9)
         self._tables: dict[str, _Table] = {}
         self._watch = DriftWatch()
+        self._updates = 0
 
     def conditional(self, tree: DraftTree) -> np.ndarray:
         """float64 [N]: P(node accepted | its parent was), in (0, 1); siblings add up to at most 0.999.
@@ -223,55 +248,78 @@ class Calibrator:
         Raises:
             ValueError: a sampled tree.
         """
+        return self.place(tree)[0]
+
+    def place(self, tree: DraftTree) -> tuple[np.ndarray, Placed | None]:
+        """`conditional`, and for `update` how it came about; None where nothing was learnt of such trees yet."""
         _check_deterministic(tree)
         if not len(tree):
-            return np.zeros(0)
+            return np.zeros(0), None
         name = binning_of(tree)
         groups = tree.parents + 1
         ratio = _score_ratio(tree.scores, tree.scores, tree.parents)
         table = self._tables.get(name)
+        placed = None
         if table is None:
             values = ratio
         else:
             broad = BINNINGS[name].place(tree.evidence, ratio)
             cells = broad * DEPTHS + _bins(_DEPTH_BIN, tree.depths())
             values = table.posterior(broad, cells, ratio, self.strength)
+            placed = Placed(name, broad, cells, values, self._updates)
         values = np.maximum(values, LEAST)
         sums = np.bincount(groups, values)
         if sums.max() > MOST:
             values *= (MOST / np.maximum(sums, MOST))[groups]
-        return values
+        return values, placed
 
-    def update(self, tree: DraftTree, continuation: Sequence[int] | np.ndarray) -> None:
+    def update(
+        self,
+        tree: DraftTree,
+        continuation: Sequence[int] | np.ndarray,
+        *,
+        judged: Judged | None = None,
+        placed: Placed | None = None,
+    ) -> None:
         """Learn from what followed the root. Call it once per tree, for the tree that was verified and for others.
 
         Args:
             tree: what the drafter proposed, whole: not only what was verified of it.
             continuation: as in `judge`.
+            judged: what `judge` says, if that is known already.
+            placed: what `place` said of the tree, to save time.
 
         Raises:
             ValueError: a sampled tree.
         """
-        rows, hits, depths = judge(tree, continuation)
+        rows, hits, depths = judge(tree, continuation) if judged is None else judged
         if not rows.size:
             return
-        name = binning_of(tree)
-        binning = BINNINGS[name]
-        table = self._tables.get(name)
-        if table is None:
-            table = self._tables[name] = _Table.empty(binning.cells)
-        evidence = {column: tree.evidence[column][rows] for column in binning.columns}
-        ratio = _score_ratio(tree.scores[rows], tree.scores, tree.parents[rows])
-        broad = binning.place(evidence, ratio)
-        cells = broad * DEPTHS + _bins(_DEPTH_BIN, depths)
-        predicted = np.minimum(np.maximum(table.posterior(broad, cells, ratio, self.strength), LEAST), MOST)
+        if placed is not None and placed.updates == self._updates:
+            name, broad, cells = placed.binning, placed.broad[rows], placed.cells[rows]
+            posterior = placed.posterior[rows]
+        else:
+            name = binning_of(tree)
+            binning = BINNINGS[name]
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = _Table.empty(binning.cells)
+            evidence = {column: tree.evidence[column][rows] for column in binning.columns}
+            ratio = _score_ratio(tree.scores[rows], tree.scores, tree.parents[rows])
+            broad = binning.place(evidence, ratio)
+            cells = broad * DEPTHS + _bins(_DEPTH_BIN, depths)
+            posterior = table.posterior(broad, cells, ratio, self.strength)
+        self._updates += 1
+        predicted = np.minimum(np.maximum(posterior, LEAST), MOST)
         trials = Trials(name, broad, cells, hits)
         changed = self._watch.add(trials, predicted)
         if changed is not None:
             self._tables = {}
         keep = 1.0 - 1.0 / self.memory
         for part in [trials] if changed is None else changed:
-            table = self._tables.setdefault(part.binning, _Table.empty(BINNINGS[part.binning].cells))
+            table = self._tables.get(part.binning)
+            if table is None:
+                table = self._tables[part.binning] = _Table.empty(BINNINGS[part.binning].cells)
             _count(table.broad_hits, table.broad_trials, part.broad, part.hits, keep)
             _count(table.hits, table.trials, part.cells, part.hits, keep)
 
@@ -353,3 +401,4 @@ class Calibrator:
         sizes = {name: (binning.cells, binning.cells * DEPTHS) for name, binning in BINNINGS.items()}
         self._watch.load_state_dict(state.get("watch"), sizes=sizes)
         self._tables = tables
+        self._updates += 1

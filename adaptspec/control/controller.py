@@ -42,9 +42,9 @@ class StepOutcome:
     Attributes:
         record: counts and times; its controller time lacks the update that is told of it.
         tree: what was verified.
-        trees: what each asked drafter proposed, by drafter.
+        trees: what each asked drafter proposed, by `Arm.source`.
         tokens: int64, the tokens committed, bonus included.
-        draft_seconds: per asked drafter.
+        draft_seconds: by `Arm.source`.
         extra_rows: rows that a drafter added to the verify pass besides the tree.
         finished: the request ended, so that `tokens` may be cut short.
         target_probs: float32 [T, V], row k is the distribution that `tokens[k]` was drawn from; None if the target is
@@ -70,6 +70,7 @@ REASONS: Mapping[str, str] = {
     "policy": "the policy chose the arm",
     "guard": "the guard measured no speculation, or tried an arm again, instead of what the policy chose",
     "set aside": "the chosen drafter is set aside for this request",
+    "cold": "the chosen drafter would have had to catch up for longer than it was known to be worth",
     "pays": "the verified nodes were worth their seconds",
     "nothing pays": "no proposed node was worth verifying",
     "no draft": "no drafter had anything to propose",
@@ -111,7 +112,7 @@ class Assembly:
     Attributes:
         tree: the draft tree.
         arm: what the step's record names.
-        used: the asked drafters whose time belongs to the arm; the others were asked to learn from.
+        used: the asked sources (`Arm.source`) whose time belongs to the arm; the others were asked to learn from.
     """
 
     tree: DraftTree
@@ -146,9 +147,9 @@ class Controller(ABC):
         """What to do in the next step."""
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
-        """The tree to verify, out of what the asked drafters proposed."""
-        drafter = decision.arm.drafter
-        return Assembly(trees.get(drafter, DraftTree.empty()), decision.arm, frozenset([drafter]))
+        """The tree to verify, out of what the asked drafters proposed, by `Arm.source`."""
+        source = decision.arm.source
+        return Assembly(trees.get(source, DraftTree.empty()), decision.arm, frozenset([source]))
 
     def trust_costs(self) -> None:
         """The costs were measured on this machine: nothing need be played to learn what it takes."""
@@ -214,7 +215,7 @@ class InTurnController(Controller):
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         for arm in decision.asked:
-            tree = trees.get(arm.drafter, DraftTree.empty())
+            tree = trees.get(arm.source, DraftTree.empty())
             if len(tree):
                 return Assembly(tree, arm, frozenset(trees))
         return Assembly(DraftTree.empty(), Arm.autoregressive(), frozenset(trees))

@@ -81,7 +81,7 @@ def fit_curve(points: Mapping[int, CostCell], *, reference: np.ndarray, reach: i
     cells = [points[size] for size in sizes]
     values = isotonic([cell.shown for cell in cells], [cell.shown_weight for cell in cells])
     first, last = sizes[0], sizes[-1]
-    curve = np.interp(_SIZES, sizes, values)
+    curve = np.interp(_SIZES, sizes, values) if len(sizes) > 1 else np.full(MAX_NODES + 1, values[0])
     if first > 0 and reference[first] > _NO_TIME:
         curve[:first] = reference[:first] * (values[0] / reference[first])
     if last < MAX_NODES:

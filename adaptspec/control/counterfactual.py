@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,18 +33,7 @@ class Reach:
         Trees of growing budgets are nested (`budget_order`), so this is 1 + the accepted nodes of rank < budget: exact
         for every budget up to the one that was asked for.
         """
-        return 1 + sum(rank < budget for rank in self.ranks)
-
-    def lengths(self, budgets: np.ndarray) -> np.ndarray:
-        """int64 [K], `length` of K budgets."""
-        # Ranks rise along the path: parents come first.
-        return 1 + np.searchsorted(np.array(self.ranks, dtype=np.int64), budgets)
-
-    def expected_lengths(self, budgets: np.ndarray) -> np.ndarray:
-        """float64 [K], `expected_length` of K budgets."""
-        if self.masses is None:
-            return self.lengths(budgets).astype(np.float64)
-        return np.array([self.expected_length(budget) for budget in budgets.tolist()])
+        return 1 + bisect_left(self.ranks, budget)  # ranks rise along the path: parents come first
 
     def expected_length(self, budget: int) -> float:
         """An estimate of the mean of `length` over what the target might have written, of lower variance.
@@ -73,6 +63,7 @@ class Follower:
 
     def __init__(self, tree: DraftTree) -> None:
         self._tree = tree
+        self._parents, self._token_ids = tree.parents.tolist(), tree.token_ids.tolist()
         self._path: list[int] = []
         self._masses: list[tuple[np.ndarray, np.ndarray]] | None = None  # children and probabilities, per node passed
         self.reach: Reach | None = None if len(tree) else Reach((), True)
@@ -85,22 +76,36 @@ class Follower:
             probabilities: [T, V], row k is the target's distribution that `tokens[k]` was drawn from; None where it is
                 greedy. Given always or never.
         """
-        tree = self._tree
         for place, token in enumerate(tokens):
             if self.reach is not None:
                 break
-            children = np.flatnonzero(tree.parents == (self._path[-1] if self._path else ROOT))
-            if probabilities is not None and len(children):
-                mass = probabilities[place, tree.token_ids[children]].astype(np.float64)
-                self._masses = [*(self._masses or ()), (children, mass)]
-            taken = children[tree.token_ids[children] == token]
-            if not len(taken):
+            node = self._path[-1] if self._path else ROOT
+            if probabilities is not None:
+                self._weigh(node, probabilities[place])
+            child = self._child(node, token)
+            if child is not None:
+                self._path.append(child)
+            if child is None or child not in self._parents:  # nobody's parent: the proposal ends here
                 self.reach = self._reach(complete=True)
-            else:
-                self._path.append(int(taken[0]))
-                if not (tree.parents == taken[0]).any():
-                    self.reach = self._reach(complete=True)
         return self.reach is not None
+
+    def _child(self, node: int, token: int) -> int | None:
+        """The child of a node that carries the token."""
+        row = node
+        try:
+            while True:
+                row = self._parents.index(node, row + 1)  # children come behind their parents
+                if self._token_ids[row] == token:
+                    return row
+        except ValueError:
+            return None
+
+    def _weigh(self, node: int, probabilities: np.ndarray) -> None:
+        """Note the children of a node and the target's probabilities [V] of them."""
+        children = np.flatnonzero(self._tree.parents == node)
+        if len(children):
+            mass = probabilities[self._tree.token_ids[children]].astype(np.float64)
+            self._masses = [*(self._masses or ()), (children, mass)]
 
     def close(self) -> Reach:
         """The reach so far: the text has ended."""

@@ -12,6 +12,8 @@ from adaptspec.bandits.state import read_array
 FACTORS = (0.125, 8.0)
 """By how much the odds of acceptance are assumed to have changed: a drafter that broke, and one that recovered."""
 
+_COLUMN = np.array(FACTORS)[:, None]
+
 THRESHOLD = 10.0
 """An alarm is raised when the change explains the latest trials exp(10) times better than what was learnt does."""
 
@@ -41,10 +43,12 @@ class DriftWatch:
 
     def add(self, trials: Trials, predicted: np.ndarray) -> list[Trials] | None:
         """Take in an update with its predictions in (0, 1). After an alarm, all updates since the change began."""
-        for side, factor in enumerate(FACTORS):
-            changed = factor * predicted / (1.0 - predicted + factor * predicted)
-            ratios = np.where(trials.hits, changed / predicted, (1.0 - changed) / (1.0 - predicted))
-            self._sums[side] = max(0.0, self._sums[side] + float(np.log(ratios).sum()))
+        missed = 1.0 - predicted
+        scaled = _COLUMN * predicted
+        changed = scaled / (missed + scaled)
+        ratios = np.where(trials.hits, changed / predicted, (1.0 - changed) / missed)
+        for side, evidence in enumerate(np.log(ratios).sum(axis=1).tolist()):
+            self._sums[side] = max(0.0, self._sums[side] + evidence)
             if self._sums[side] == 0.0:
                 self._since[side] = []
                 continue

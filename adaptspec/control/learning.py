@@ -12,9 +12,10 @@ import numpy as np
 
 from adaptspec.bandits import Feedback, Guard, Policy, PolicyContext
 from adaptspec.bandits.base import PolicyDecision
-from adaptspec.bandits.state import read_array, read_rng
+from adaptspec.bandits.state import read_array, read_float, read_rng
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
 from adaptspec.control.calibration import Calibrator
+from adaptspec.control.catching_up import CATCH_UP_STEPS, CatchUpAllowance
 from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
 from adaptspec.control.cost import MAX_NODES, CostModel
 from adaptspec.control.counterfactual import Follower, Reach
@@ -43,10 +44,13 @@ FEATURES = 4
 
 
 class Source(NamedTuple):
-    """Where the proposals of an arm come from: arms of one source differ in budget only."""
+    """Where the proposals of an arm come from: arms of one source differ in budget only. `str()` is `Arm.source`."""
 
     drafter: str
     vocab: str
+
+    def __str__(self) -> str:
+        return Arm(self.drafter, "auto", self.vocab).source
 
 
 def _source(arm: Arm) -> Source:
@@ -85,7 +89,8 @@ class PolicyController(Controller):
     table.
 
     Prefill, catching up, and proposals that are only made to learn from, are not charged to an arm; they are charged
-    to the run.
+    to the run. An arm whose drafter is cold is played only if catching up is worth it (`control.catching_up`); else the
+    arm of the step before is played again.
 
     Args:
         arms: no speculation first.
@@ -117,7 +122,7 @@ class PolicyController(Controller):
         self.wants_probabilities = policy.full_information
         self.rate = RunningRate()
         self.expected_lengths = np.ones(len(arms))
-        self._budgets = np.array([MAX_NODES if arm.budget == "auto" else arm.budget for arm in arms], dtype=np.int64)
+        self._budgets = [MAX_NODES if arm.budget == "auto" else arm.budget for arm in arms]
         members: dict[tuple[Source, bool], list[int]] = {}
         self._widest: dict[Source, int] = {}
         for index, arm in enumerate(self.arms[1:], start=1):
@@ -125,18 +130,22 @@ class PolicyController(Controller):
             members.setdefault((source, arm.budget == "auto"), []).append(index)
             nodes = AUTO_NODES if arm.budget == "auto" else arm.budget
             self._widest[source] = max(self._widest.get(source, 0), nodes)
-        self._members = {key: np.array(indices) for key, indices in members.items()}
+        self._widest_arms = {source: Arm(source.drafter, nodes, source.vocab) for source, nodes in self._widest.items()}
+        self._members = members
         self._most_nodes = max(self._widest.values(), default=0)
         self._drafters = list(dict.fromkeys(source.drafter for source in self._widest))
-        self.calibrators = {source.drafter: Calibrator() for source, automatic in self._members if automatic}
+        self.calibrators = {str(source): Calibrator() for source, automatic in self._members if automatic}
         self._rng = np.random.default_rng(seed)
         self._digest = Digest()
         self._steps = 0
         self._requests = 0
         self._latest_length = 1.0
-        self._pointers = np.zeros(len(arms), dtype=np.int64)
+        self._pointers = [0] * len(arms)
         self._waiting: deque[_Judged] = deque()
         self._chosen: PolicyDecision | None = None
+        self._played = 0  # the arm of the latest step
+        self._instead = ""  # why it is not the one that the policy chose
+        self._allowance = CatchUpAllowance()
         self._candidates: dict[str, Candidates] = {}
         self._kept: dict[str, DraftTree] = {}
         self._position = 0
@@ -153,38 +162,61 @@ class PolicyController(Controller):
             self.policy.finish(self._requests)
         self._requests += 1
         self._waiting.clear()
-        self._pointers[:] = 0
+        self._pointers = [0] * len(self.arms)
         self._latest_length = 1.0
         self._chosen = None
+        self._played = 0
 
     def select(self, context: StepContext) -> Decision:
         chosen = self.policy.select(self._policy_context(context))
         self._chosen = chosen
         self._position = context.length
         self._steps += 1
-        arm = self.arms[chosen.index]
-        if arm.drafter in context.unavailable:
-            arm = Arm.autoregressive()
+        index, self._instead = chosen.index, ""
+        if self.arms[index].drafter in context.unavailable:
+            index, self._instead = 0, "set aside"
+        elif cold := context.cold_tokens.get(self.arms[index].drafter, 0):
+            warm = 0 if self.arms[self._played].drafter in context.unavailable else self._played
+            if not self._pays_to_warm(index, warm, cold):
+                index, self._instead = warm, "cold"
+        self._played = index
+        arm = self.arms[index]
         return Decision(self._steps, arm, chosen.propensity, asked=self._asked(arm, context))
 
+    def _pays_to_warm(self, index: int, warm: int, cold: int) -> bool:
+        """Whether to switch from one arm to another whose drafter is `cold` tokens behind."""
+        catch_up = self.cost.catch_up_seconds(self.arms[index].drafter, cold)
+        rate = self.rate.value
+        if self.objective == "accepted_length" or catch_up == 0.0 or rate == 0.0:
+            return True
+        gain = CATCH_UP_STEPS * (self._value(index) - self._value(warm))
+        return gain > rate * catch_up or self._allowance.take(catch_up)
+
+    def _value(self, index: int) -> float:
+        """Tokens that a step with an arm is known to gain over what its seconds are worth."""
+        arm = self.arms[index]
+        nodes = self._most_nodes if arm.budget == "auto" else arm.budget
+        seconds = self.cost.step_seconds(arm, nodes, context=self._position)
+        return float(self.expected_lengths[index]) - self.rate.value * seconds
+
     def _asked(self, played: Arm, context: StepContext) -> tuple[Arm, ...]:
-        """The played drafter, and others if the policy learns from all; then for all nodes that arms could use."""
+        """The played drafter, and others if the policy learns from all, other vocabularies of the played one among
+        them; then for all nodes that arms could use."""
         widen = self.policy.full_information or played.budget == "auto"
-        asked: dict[str, Arm] = {}
+        asked: dict[Source, Arm] = {}
         if played.drafter != "ar":
-            nodes = self._widest[_source(played)] if widen else played.budget
-            asked[played.drafter] = Arm(played.drafter, nodes, played.vocab)
+            asked[_source(played)] = self._widest_arms[_source(played)] if widen else played
         if self.policy.full_information:
             chances = self._rng.random(len(self._widest)).tolist()  # drawn always: the stream must not depend on times
             allowed = EVALUATION_SHARE / len(self._widest) * self.cost.verify_seconds(0, context=context.length)
             for chance, (source, nodes) in zip(chances, self._widest.items(), strict=True):
-                if source.drafter in asked or source.drafter in context.unavailable:
+                if source in asked or source.drafter in context.unavailable:
                     continue
                 seconds = self.cost.draft_seconds(source.drafter, nodes, vocab=source.vocab)
                 if cold := context.cold_tokens.get(source.drafter, 0):
                     seconds += self.cost.catch_up_seconds(source.drafter, cold)
                 if chance * seconds <= allowed:
-                    asked[source.drafter] = Arm(source.drafter, nodes, source.vocab)
+                    asked[source] = self._widest_arms[source]
         return tuple(asked.values())
 
     def _policy_context(self, context: StepContext) -> PolicyContext:
@@ -197,7 +229,7 @@ class PolicyController(Controller):
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         self._candidates, self._kept = {}, {}
         for arm in decision.asked:
-            name, tree = arm.drafter, trees.get(arm.drafter)
+            name, tree = arm.source, trees.get(arm.source)
             if tree is None or tree.siblings != "deterministic" or (_source(arm), True) not in self._members:
                 continue
             candidates = self._candidates[name] = value_candidates([tree], [name], calibrators=self.calibrators)
@@ -205,12 +237,12 @@ class PolicyController(Controller):
             rate = self.rate.value
             self._kept[name], _ = fit_to_cost(candidates.tree, verify_curve=curve, rate=rate if rate > 0.0 else None)
         whole = super().assemble(decision, trees)
-        drafter, budget = decision.arm.drafter, decision.arm.budget
+        budget = decision.arm.budget
         if budget == "auto":
-            return replace(whole, tree=self._kept.get(drafter, DraftTree.empty()))
+            return replace(whole, tree=self._kept.get(decision.arm.source, DraftTree.empty()))
         if whole.tree.siblings != "deterministic":
             return whole
-        return replace(whole, tree=truncate(whole.tree, budget))
+        return Assembly(truncate(whole.tree, budget), whole.arm, whole.used)
 
     def trust_costs(self) -> None:
         if isinstance(self.policy, Guard):
@@ -230,8 +262,9 @@ class PolicyController(Controller):
         self._latest_length = tokens
         for candidates in self._candidates.values():
             learn(candidates, outcome.tokens, calibrators=self.calibrators)
-        if decision.arm != self.arms[chosen.index]:  # no speculation, because the drafter is set aside
-            chosen = replace(chosen, index=0, propensity=1.0)
+        self._allowance.earn(seconds)
+        if self._instead:
+            chosen = replace(chosen, index=self._played, propensity=1.0)
             if not (self.policy.off_policy or isinstance(self.policy, Guard)):
                 return notes
         judged = _Judged(chosen, record.position, {}, {}, tokens, seconds, record.verified, record.accepted)
@@ -239,7 +272,7 @@ class PolicyController(Controller):
             self._follow(judged, decision, outcome)
             self._settle(everything=outcome.finished)
             if outcome.finished:
-                self._pointers[:] = 0
+                self._pointers = [0] * len(self.arms)
         elif not outcome.finished:
             played = seconds - record.evaluate_seconds - record.catch_up_seconds
             gains, observed = np.zeros(len(self.arms)), np.zeros(len(self.arms), dtype=np.bool_)
@@ -251,8 +284,8 @@ class PolicyController(Controller):
     def _notes(self, decision: Decision, outcome: StepOutcome, chosen: PolicyDecision) -> StepNotes:
         record, index = outcome.record, chosen.index
         reason = "policy"
-        if decision.arm != self.arms[index]:
-            reason, index = "set aside", 0
+        if self._instead:
+            reason, index = self._instead, self._played
         elif isinstance(self.policy, Guard) and self.policy.overruled(chosen):
             reason = "guard"
         gain = record.emitted - self.rate.value * record.seconds
@@ -265,10 +298,10 @@ class PolicyController(Controller):
         """Put a decision's proposals in the queue, and take in the text that the step revealed."""
         realised = outcome.tokens.tolist()
         for arm in decision.asked:
-            tree, source = outcome.trees.get(arm.drafter), _source(arm)
+            tree, source = outcome.trees.get(arm.source), _source(arm)
             if tree is None or tree.siblings != "deterministic":
                 continue
-            for automatic, part in ((False, tree), (True, self._kept.get(arm.drafter))):
+            for automatic, part in ((False, tree), (True, self._kept.get(arm.source))):
                 if part is not None and (source, automatic) in self._members:
                     judged.followers[source, automatic] = Follower(part)
                     judged.nodes[source, automatic] = len(part)
@@ -290,23 +323,29 @@ class PolicyController(Controller):
 
     def _gains_of(self, judged: _Judged) -> tuple[np.ndarray, np.ndarray]:
         """Gains and mask [n_arms] of one decision; moves the arms' virtual pointers on."""
-        gains = np.zeros(len(self.arms))
-        observed = np.zeros(len(self.arms), dtype=np.bool_)
-        verify = self.cost.verify_curve(self._most_nodes, context=judged.start)
+        count, start, pointers = len(self.arms), judged.start, self._pointers
+        lengths, seconds, seen = [0.0] * count, [0.0] * count, [False] * count  # few of each kind: faster than arrays
+        verify = self.cost.verify_curve(self._most_nodes, context=start)
         overhead = self.cost.overhead_seconds()
-        gains[0], observed[0] = self._gain(1.0, float(verify[0]) + overhead), True
         for key, reach in judged.reaches.items():
             if not reach.complete:
                 continue
-            source, members = key[0], self._members[key]
-            members = members[judged.start >= self._pointers[members]]
-            verified = np.minimum(self._budgets[members], judged.nodes[key])
-            lengths = reach.expected_lengths(verified)
+            source, nodes = key[0], judged.nodes[key]
             draft = self.cost.draft_seconds(source.drafter, self._widest[source], vocab=source.vocab) + overhead
-            gains[members] = self._gain(lengths, draft + verify[verified])
-            observed[members] = True
-            self._expect(members, lengths)
-            self._pointers[members] = judged.start + reach.lengths(verified)
+            for index in self._members[key]:
+                if start < pointers[index]:
+                    continue
+                verified = min(self._budgets[index], nodes)
+                reached = reach.length(verified)
+                lengths[index] = reached if reach.masses is None else reach.expected_length(verified)
+                seconds[index] = draft + verify.item(verified)
+                seen[index] = True
+                pointers[index] = start + reached
+        observed, gained = np.array(seen), np.array(lengths, dtype=np.float64)
+        self._expect(observed, gained[observed])
+        gained[0], seconds[0], observed[0] = 1.0, verify.item(0) + overhead, True
+        gains = self._gain(gained, np.array(seconds))
+        gains[~observed] = 0.0
         return gains, observed
 
     def _expect(self, index: int | np.ndarray, length: float | np.ndarray) -> None:
@@ -329,6 +368,7 @@ class PolicyController(Controller):
             "expected_lengths": self.expected_lengths.tolist(),
             "calibrators": {name: calibrator.state_dict() for name, calibrator in self.calibrators.items()},
             "rng": self._rng.bit_generator.state,
+            "allowance": self._allowance.seconds,
             "counts": [self._steps, self._requests, self._digest.value],
         }
 
@@ -340,10 +380,11 @@ class PolicyController(Controller):
         expected = read_array(state, "expected_lengths", (len(names),), minimum=0.0)
         steps, requests, digest = (int(count) for count in state["counts"])
         rng = read_rng(state, "rng")
+        allowance = CatchUpAllowance(read_float(state, "allowance"))
         self.policy.load_state_dict(state["policy"])
         self.cost.load_state_dict(state["cost"])
         for name, calibrator in self.calibrators.items():
             calibrator.load_state_dict(state["calibrators"][name])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
-        self.expected_lengths, self._rng = expected, rng
+        self.expected_lengths, self._rng, self._allowance = expected, rng, allowance
         self._steps, self._requests, self._digest.value = steps, requests, digest

@@ -18,13 +18,14 @@ what lets agreement count for more, or less, than it does at the start.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from adaptspec.bandits.checks import check_between
 from adaptspec.bandits.state import check_equal, read_array, read_float
-from adaptspec.control.calibration import judge
+from adaptspec.control.calibration import Judged, judge
 from adaptspec.types import DraftTree
 
 MOST_EXPERTS = 8
@@ -33,6 +34,30 @@ MOST_EXPERTS = 8
 _LEAST = 0.005
 _LARGEST_SLOPE = 3.0
 _LARGEST_BIAS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What experts say of n nodes in g groups of siblings, whatever they are trusted.
+
+    Attributes:
+        features, other_features: float64 [M + 1, n] and [M + 1, g], what the weights are multiplied with.
+        keys, other_keys: int64 [n] and [g], rows of the weights.
+    """
+
+    features: np.ndarray
+    other_features: np.ndarray
+    keys: np.ndarray
+    other_keys: np.ndarray
+
+    def at(self, rows: np.ndarray, groups: np.ndarray) -> Votes:
+        """The part about some nodes and groups."""
+        return Votes(
+            self.features.take(rows, axis=1),
+            self.other_features.take(groups, axis=1),
+            self.keys[rows],
+            self.other_keys[groups],
+        )
 
 
 class Mixer:
@@ -97,11 +122,25 @@ class Mixer:
         Raises:
             ValueError: arrays of another shape.
         """
-        self._check(tree, origins, conditionals, local)
-        if not len(tree):
-            return np.zeros(0)
-        groups = tree.parents + 1
-        return self._predict(groups, len(tree) + 1, origins >= 0, conditionals, local)[0]
+        return self.predict(tree.parents, origins, conditionals, local=local)[0]
+
+    def predict(
+        self, parents: np.ndarray, origins: np.ndarray, conditionals: np.ndarray, *, local: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Votes]:
+        """What `mix` says, and what `update` would compute again otherwise. The group of a node is its parent's row
+        plus one.
+
+        Args:
+            parents: int64 [N], of the merged tree.
+            origins, conditionals, local: as in `mix`.
+
+        Raises:
+            ValueError: arrays of another shape.
+        """
+        self._check(len(parents), origins, conditionals, local)
+        groups, count = parents + 1, len(parents) + 1
+        votes = self._votes(groups, count, origins >= 0, conditionals)
+        return self._weighed(votes, groups, count, local)[0], votes
 
     def update(
         self,
@@ -111,6 +150,8 @@ class Mixer:
         continuation: Sequence[int] | np.ndarray,
         *,
         local: np.ndarray | None = None,
+        judged: Judged | None = None,
+        votes: Votes | None = None,
     ) -> None:
         """One gradient step from every prediction about a token that is known now.
 
@@ -118,38 +159,36 @@ class Mixer:
             tree, origins, conditionals: as in `mix`; the whole merged tree, not only what was verified of it.
             continuation: [T], the tokens that followed the root.
             local: the per-request part, changed in place.
+            judged: what `judge` says, if that is known already.
+            votes: what `predict` found of the same tree, to save time.
 
         Raises:
             ValueError: arrays of another shape, or a sampled tree.
         """
-        self._check(tree, origins, conditionals, local)
-        rows, hits, depths = judge(tree, continuation)
+        self._check(len(tree), origins, conditionals, local)
+        rows, hits, depths = judge(tree, continuation) if judged is None else judged
         if not rows.size:
             return
         groups = depths - 1  # one group of siblings per depth, below consecutive nodes of the path
         count = int(depths.max())
-        mixed, other, features, other_features, keys, other_keys = self._predict(
-            groups, count, origins[:, rows] >= 0, conditionals[:, rows], local
-        )
+        if votes is None:
+            told = self._votes(groups, count, origins[:, rows] >= 0, conditionals[:, rows])
+        else:
+            above = np.empty(count, dtype=np.int64)
+            above[groups] = tree.parents[rows] + 1
+            told = votes.at(rows, above)
+        mixed, other = self._weighed(told, groups, count, local)
         missed = 1.0 - np.bincount(groups, hits, count)
-        keys = np.concatenate((keys, other_keys))
-        slopes = np.concatenate(((mixed - hits) * features, (other - missed) * other_features), axis=1).T
+        keys = np.concatenate((told.keys, told.other_keys))
+        slopes = np.concatenate(((mixed - hits) * told.features, (other - missed) * told.other_features), axis=1).T
         rate = self.rate * (1.0 + self.boost / (1.0 + self._predictions / self.warmup))
         _descend(self._weights, rate, keys, slopes, lowest_slope=0.0)
         if local is not None:
             _descend(local, self.local_rate, keys, slopes, lowest_slope=-_LARGEST_SLOPE)
         self._predictions += count
 
-    def _predict(
-        self,
-        groups: np.ndarray,
-        count: int,
-        proposed: np.ndarray,
-        conditionals: np.ndarray,
-        local: np.ndarray | None,
-    ) -> tuple[np.ndarray, ...]:
-        """For n nodes in `count` groups of siblings: P(node) [n], P(other) [count], then the features [M + 1, n] and
-        [M + 1, count], and the rows of weights, [n] and [count]."""
+    def _votes(self, groups: np.ndarray, count: int, proposed: np.ndarray, conditionals: np.ndarray) -> Votes:
+        """On n nodes in `count` groups of siblings."""
         experts, nodes = proposed.shape
         likely = np.where(proposed, conditionals, _LEAST)
         np.minimum(np.maximum(likely, _LEAST, out=likely), 1.0 - _LEAST, out=likely)
@@ -167,18 +206,24 @@ class Mixer:
         np.multiply(np.where(proposed, log_likely, log_rest[:, groups]), votes[:, groups], out=features[:experts])
         other_features = np.ones((experts + 1, count))
         np.multiply(log_rest, votes, out=other_features[:experts])
-        keys = self._bits @ proposed
-        other_keys = self._bits @ speaking + (1 << experts)
+        return Votes(features, other_features, self._bits @ proposed, self._bits @ speaking + (1 << experts))
 
-        weights = self._weights if local is None else self._weights + local
+    def _weighed(
+        self, votes: Votes, groups: np.ndarray, count: int, local: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [n], P(node accepted | its parent was), and [count], P(none of them | the parent was accepted)."""
+        weights, other_weights = self._weights[votes.keys], self._weights[votes.other_keys]
+        if local is not None:
+            weights += local[votes.keys]
+            other_weights += local[votes.other_keys]
         # Slopes, biases and features are bounded, so exp cannot overflow.
-        odds = np.exp(np.einsum("nk,kn->n", weights[keys], features))
-        other_odds = np.exp(np.einsum("nk,kn->n", weights[other_keys], other_features))
+        odds = np.exp(np.einsum("nk,kn->n", weights, votes.features))
+        other_odds = np.exp(np.einsum("nk,kn->n", other_weights, votes.other_features))
         total = np.bincount(groups, odds, count) + other_odds
-        return odds / total[groups], other_odds / total, features, other_features, keys, other_keys
+        return odds / total[groups], other_odds / total
 
-    def _check(self, tree: DraftTree, origins: np.ndarray, conditionals: np.ndarray, local: np.ndarray | None) -> None:
-        shape = (len(self.names), len(tree))
+    def _check(self, nodes: int, origins: np.ndarray, conditionals: np.ndarray, local: np.ndarray | None) -> None:
+        shape = (len(self.names), nodes)
         for name, array, expected in (
             ("origins", origins, shape),
             ("conditionals", conditionals, shape),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from adaptspec.bandits.state import read_array, read_int
-from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
+from adaptspec.bandits.state import read_array, read_float, read_int
+from adaptspec.control.assembly import Candidates, fit_to_cost, learn, leave_out, value_candidates
 from adaptspec.control.calibration import Calibrator, judge
+from adaptspec.control.catching_up import CATCH_UP_STEPS, CatchUpAllowance
 from adaptspec.control.controller import Assembly, Controller, Digest, StepContext, StepNotes, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.mixing import Mixer
@@ -30,7 +32,10 @@ PROBE_RATE = 0.25
 """The same for a step at which it was asked by chance only: there are few of them."""
 
 FIRST_ASKS = 20
-"""So often every drafter is asked before it is judged."""
+"""So often every drafter is asked, with every vocabulary, before it is judged."""
+
+VOCAB_RATE = 0.01
+"""Weight of the latest step in what a vocabulary is known to gain, once it is the mean of fewer steps no longer."""
 
 WORTH_BINS = 4
 """A drafter's worth is kept apart by how many tokens the step before gained: 1, 2 to 3, 4 to 7, more."""
@@ -51,9 +56,6 @@ SURVEY_PAUSE = 25
 REENTRY = 25
 """After so many steps in a row in which nothing was worth verifying, one node is verified to see what it costs now."""
 
-CATCH_UP_STEPS = 20
-"""Over so many steps the time that a drafter needs to catch up is spread when it is decided whether to ask it again."""
-
 
 class EvidenceController(Controller):
     """Asks drafters, calibrates what they propose, and verifies the nodes that pay.
@@ -64,8 +66,11 @@ class EvidenceController(Controller):
     table; zero is an answer.
 
     A drafter whose own time matters is asked only while the tokens it adds are worth that time, and now and then to
-    find out whether they are again. What a size costs is known only once it was tried: the first steps, those after a
-    change of speed, and one step in fifty try sizes other than the best one, no speculation among them.
+    find out whether they are again. Of several vocabularies of one drafter one is asked at a time: the one whose tokens
+    are most worth its time, and now and then another. Each is calibrated, and trusted in the mixture, apart.
+
+    What a size costs is known only once it was tried: the first steps, those after a change of speed, and one step in
+    fifty try sizes other than the best one, no speculation among them.
 
     Only drafts that are picked, not sampled, are used: dropping a drawn token for what it is would not be lossless.
     Verification by the target walk keeps the output exact at any temperature.
@@ -74,6 +79,7 @@ class EvidenceController(Controller):
         names: the drafters, in a fixed order.
         cost: learns seconds.
         mode: see above.
+        vocab: the vocabularies of the drafters that have several, or one that is not the full one.
         max_nodes: most nodes to ask of each drafter and to verify.
         label: the arm that step records name in mode "mixture".
         seed: of the probes.
@@ -85,13 +91,22 @@ class EvidenceController(Controller):
         *,
         cost: CostModel,
         mode: Mode = "mixture",
+        vocab: Mapping[str, Sequence[str]] | None = None,
         max_nodes: int = 64,
         label: Arm | None = None,
         seed: int = 0,
     ) -> None:
         if not names:
             raise ValueError("names must not be empty: there is nothing to draft with")
-        self.names = tuple(names)
+        self._arms = {
+            arm.source: arm
+            for name in dict.fromkeys(names)
+            for arm in (Arm(name, max_nodes, head) for head in (vocab or {}).get(name, ("full",)))
+        }
+        self.names = tuple(self._arms)
+        self._sources: dict[str, list[int]] = {}
+        for index, arm in enumerate(self._arms.values()):
+            self._sources.setdefault(arm.drafter, []).append(index)
         self.cost = cost
         self.mode = mode
         self.max_nodes = max_nodes
@@ -107,6 +122,7 @@ class EvidenceController(Controller):
         self._kept = DraftTree.empty()
         self._without: dict[str, DraftTree] = {}  # what would have been verified without a drafter that costs time
         self._asked = np.zeros(len(self.names), dtype=np.int64)
+        self._added = np.zeros(len(self.names))  # tokens that each added to its steps, for drafters of several sources
         self._rng = np.random.default_rng(seed)
         self._candidates: list[Candidates] = []
         self._position = 0
@@ -120,13 +136,14 @@ class EvidenceController(Controller):
         self._reason = ""
         self._expected = 1.0
         self._digest = Digest()
+        self._allowance = CatchUpAllowance()
 
     @property
     def valued(self) -> Sequence[Candidates]:
         return tuple(self._candidates)
 
     def drafters_in_play(self, names: Collection[str]) -> list[str]:
-        return [name for name in self.names if name in names]
+        return [name for name in self._sources if name in names]
 
     def begin(self) -> None:
         self._candidates, self._without, self._latest = [], {}, 0
@@ -136,22 +153,43 @@ class EvidenceController(Controller):
         self._steps += 1
         self._position = context.length
         self._probe = float(self._rng.random())
-        self._cheap = cheap_together(self.cost, self.names, self.max_nodes)
+        self._cheap = cheap_together(self.cost, list(self._arms.values()))
         self._only_probed.clear()
+        probes = self._rng.random(len(self.names)) < PROBE_SHARE  # drawn always: the stream must not depend on times
         asked = []
-        for index, name in enumerate(self.names):
-            probe = float(self._rng.random()) < PROBE_SHARE  # drawn always, so that the stream does not depend on times
-            if name in context.unavailable:
+        for drafter, sources in self._sources.items():
+            if drafter in context.unavailable:
                 continue
+            index = self._source_to_ask(sources, probes)
+            name, probe = self.names[index], bool(probes[index])
             worth = self._worth[index, self._latest]
-            if cold := context.cold_tokens.get(name, 0):
-                worth -= self.rate.value * self.cost.catch_up_seconds(name, cold) / CATCH_UP_STEPS
+            catch_up = 0.0
+            if cold := context.cold_tokens.get(drafter, 0):
+                catch_up = self.cost.catch_up_seconds(drafter, cold)
+                worth -= self.rate.value * catch_up / CATCH_UP_STEPS
             wanted = name in self._cheap or self._asked[index] < FIRST_ASKS or worth > 0.0
             if probe and not wanted:
-                self._only_probed.add(name)
+                probe = catch_up == 0.0 or self._allowance.take(catch_up)
+                if probe:
+                    self._only_probed.add(name)
             if probe or wanted:
-                asked.append(Arm(name, self.max_nodes))
+                asked.append(self._arms[name])
         return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
+
+    def _source_to_ask(self, sources: Sequence[int], probes: np.ndarray) -> int:
+        """Which vocabulary of a drafter: each so often at first, then a probed one, else the one that promises most."""
+        if len(sources) == 1:
+            return sources[0]
+        fewest = min(sources, key=lambda index: self._asked[index])
+        if self._asked[fewest] < FIRST_ASKS:
+            return fewest
+        if probed := [index for index in sources if probes[index]]:
+            return min(probed, key=lambda index: self._asked[index])
+        return max(sources, key=lambda index: self._added[index] - self.rate.value * self._draft_seconds(index))
+
+    def _draft_seconds(self, index: int) -> float:
+        arm = self._arms[self.names[index]]
+        return self.cost.draft_seconds(arm.drafter, arm.budget, vocab=arm.vocab)
 
     def assemble(self, decision: Decision, trees: Mapping[str, DraftTree]) -> Assembly:
         picked = {name: tree for name, tree in trees.items() if tree.siblings == "deterministic"}
@@ -164,7 +202,7 @@ class EvidenceController(Controller):
         else:
             candidates, self._kept, winner = self._chosen(picked)
             tree = self._sized(candidates, self._kept)
-            arm = Arm(winner, "auto") if len(tree) else Arm.autoregressive()
+            arm = replace(self._arms[winner], budget="auto") if len(tree) else Arm.autoregressive()
         if len(tree):
             self._expected = 1.0 + float(np.exp(tree.scores).sum())
         return Assembly(tree, arm, frozenset(trees))
@@ -173,13 +211,14 @@ class EvidenceController(Controller):
         record = outcome.record
         expected_verify = self.cost.verify_seconds(record.verified + outcome.extra_rows, context=record.position)
         expected = expected_verify + self.cost.overhead_seconds()
-        expected += sum(self.cost.draft_seconds(arm.drafter, arm.budget) for arm in decision.asked)
+        expected += sum(self._draft_seconds(self.names.index(arm.source)) for arm in decision.asked)
         self._notice_change(expected_verify, record.verify_seconds)
         observe_step(self.cost, outcome, asked=decision.asked)
         self._weigh(outcome.tokens)
         self._latest = min(WORTH_BINS, record.emitted.bit_length()) - 1
         gain = record.emitted - self.rate.value * record.seconds
         self.rate.add(record.emitted, record.seconds)
+        self._allowance.earn(record.seconds)
         for candidates in self._candidates:
             learn(candidates, outcome.tokens, calibrators=self.calibrators, mixer=self.mixer, local=self._local)
         self._candidates = []
@@ -219,13 +258,18 @@ class EvidenceController(Controller):
         """All candidates as one valued tree, and the part of it that pays."""
         if not trees:
             return DraftTree.empty(), DraftTree.empty()
-        candidates = self._valued(trees)
+        candidates = value_candidates(
+            list(trees.values()), list(trees), calibrators=self.calibrators, mixer=self.mixer, local=self._local
+        )
         self._candidates = [candidates]
         kept, _ = self._fit(candidates.tree)
         for name in trees:
-            if name not in self._cheap:
-                others = {other: tree for other, tree in trees.items() if other != name}
-                self._without[name] = self._fit(self._valued(others).tree)[0] if others else DraftTree.empty()
+            if self._is_weighed(name):
+                if self.mixer is None or len(trees) == 1:
+                    rest = DraftTree.empty()
+                else:
+                    rest = leave_out(candidates, name, mixer=self.mixer, local=self._local)
+                self._without[name] = self._fit(rest)[0]
         return candidates.tree, kept
 
     def _chosen(self, trees: Mapping[str, DraftTree]) -> tuple[DraftTree, DraftTree, str]:
@@ -239,31 +283,34 @@ class EvidenceController(Controller):
         ranked = sorted(fits, key=lambda name: -fits[name][1])
         winner = ranked[0]
         for name in trees:
-            if name not in self._cheap:
+            if self._is_weighed(name):
                 others = [other for other in ranked if other != name]
                 self._without[name] = fits[others[0]][0] if others else DraftTree.empty()
         return self._candidates[list(trees).index(winner)].tree, fits[winner][0], winner
 
-    def _valued(self, trees: Mapping[str, DraftTree]) -> Candidates:
-        return value_candidates(
-            list(trees.values()), list(trees), calibrators=self.calibrators, mixer=self.mixer, local=self._local
-        )
+    def _is_weighed(self, name: str) -> bool:
+        """Whether it matters what a source adds: its time does, or there are others of its drafter."""
+        return name not in self._cheap or len(self._sources[self._arms[name].drafter]) > 1
 
     def _weigh(self, tokens: np.ndarray) -> None:
         """Take in what each drafter that costs time added to the step: what the tree that was chosen gained, minus what
         the one without the drafter would have gained, minus its time."""
+        if not self._without:
+            return
         curve, rate = self._curve(), self.rate.value
 
         def gained(tree: DraftTree) -> float:
             hits = float(judge(tree, tokens)[1].sum()) if len(tree) else 0.0
             return hits - rate * float(curve[len(tree)])
 
-        with_all = gained(self._kept) if self._without else 0.0
+        with_all = gained(self._kept)
         for name, rest in self._without.items():
-            worth = with_all - gained(rest) - rate * self.cost.draft_seconds(name, self.max_nodes)
-            place = self.names.index(name), self._latest
+            index = self.names.index(name)
+            added = with_all - gained(rest)
+            self._added[index] += max(1.0 / max(1, self._asked[index]), VOCAB_RATE) * (added - self._added[index])
+            worth = added - rate * self._draft_seconds(index)
             weight = PROBE_RATE if name in self._only_probed else WORTH_RATE
-            self._worth[place] += weight * (worth - self._worth[place])
+            self._worth[index, self._latest] += weight * (worth - self._worth[index, self._latest])
         self._without = {}
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
@@ -288,11 +335,13 @@ class EvidenceController(Controller):
             "cost": self.cost.state_dict(),
             "rate": self.rate.state(),
             "worth": self._worth.tolist(),
+            "added": self._added.tolist(),
             "latest": self._latest,
             "asked": self._asked.tolist(),
             "survey": [self._survey, self._since_survey, self._surprises, self._idle],
             "counts": [self._steps, self._digest.value],
             "rng": self._rng.bit_generator.state,
+            "allowance": self._allowance.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,9 +356,11 @@ class EvidenceController(Controller):
         self.cost.load_state_dict(state["cost"])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
         self._worth = read_array(state, "worth", self._worth.shape)
+        self._added = read_array(state, "added", self._added.shape)
         self._latest = read_int(state, "latest", minimum=0, maximum=WORTH_BINS - 1)
         self._asked = np.array(state["asked"], dtype=np.int64)
         survey, self._since_survey, self._surprises, self._idle = state["survey"]
         self._survey = list(survey)
         self._steps, self._digest.value = (int(count) for count in state["counts"])
+        self._allowance = CatchUpAllowance(read_float(state, "allowance"))
         self._rng.bit_generator.state = state["rng"]

@@ -95,11 +95,19 @@ def make_controller(
     if strategy.startswith("fixed:"):
         arm = _fixed_arm(strategy, drafters)
         if arm.budget == "auto":
-            return EvidenceController([arm.drafter], cost=CostModel(), max_nodes=_most_nodes(arms), label=arm)
+            vocab = {arm.drafter: (arm.vocab,)}
+            nodes = _most_nodes(arms)
+            return EvidenceController([arm.drafter], cost=CostModel(), vocab=vocab, max_nodes=nodes, label=arm)
         return FixedController(arm)
     if strategy in EVIDENCE_STRATEGIES:
-        names = list(dict.fromkeys(arm.drafter for arm in arms[1:]))
-        return EvidenceController(names, cost=CostModel(), mode=strategy, max_nodes=_most_nodes(arms), seed=seed)
+        vocab: dict[str, list[str]] = {}
+        for arm in arms[1:]:
+            heads = vocab.setdefault(arm.drafter, [])
+            if arm.vocab not in heads:
+                heads.append(arm.vocab)
+        return EvidenceController(
+            list(vocab), cost=CostModel(), mode=strategy, vocab=vocab, max_nodes=_most_nodes(arms), seed=seed
+        )
     if strategy == "lookup-else":
         return InTurnController(_first_arms(strategy, arms))
     if strategy == "heuristic":

@@ -25,7 +25,7 @@ from adaptspec.reporting.report import (
     SpanLine,
 )
 from adaptspec.reporting.sentence import why
-from adaptspec.types import StepRecord
+from adaptspec.types import Arm, StepRecord
 
 
 def make_report(history: History, controller: Controller, *, strategy: str) -> Report:
@@ -130,6 +130,8 @@ def _costs(cost: CostModel) -> Costs | None:
         parts[row["part"]].append(row)
     verify, context = _busiest(parts["verify"])
     draft: list[CostLine] = []
+    for row in parts["draft"]:
+        row["drafter"] = Arm(row["drafter"], "auto", row["vocab"]).source
     for name in dict.fromkeys(row["drafter"] for row in parts["draft"]):
         draft += _busiest([row for row in parts["draft"] if row["drafter"] == name])[0]
     overhead = parts["overhead"][0]["seconds"] if parts["overhead"] else None

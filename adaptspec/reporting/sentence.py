@@ -16,6 +16,7 @@ _BECAUSE: Mapping[str, str] = {
     "fixed": "as this strategy always does",
     "in turn": "the first drafter in the order of the pool that had something to propose",
     "set aside": "because the drafter that was chosen is set aside for this request",
+    "cold": "because the drafter that was chosen would have to catch up for longer than it is known to be worth",
     "pays": "because they were worth their seconds",
     "nothing pays": "because none was worth its seconds",
     "no draft": "because no drafter had anything to propose",

@@ -21,11 +21,14 @@ class Scored:
         logits: [N + 1, V]; row 0 follows the last committed token, row i + 1 follows node i.
         features: per tap [N + 1, H], hidden states of the root and of every node.
         extra_logits: [E, V] for the extra rows, None without.
+        top_ids: int64 [T, k], of a prefill that was asked for it, else None: the most likely tokens after every token
+            of the prompt, most likely first.
     """
 
     logits: torch.Tensor
     features: Mapping[int, torch.Tensor] = field(default_factory=dict)
     extra_logits: torch.Tensor | None = None
+    top_ids: np.ndarray | None = None
 
 
 class Target(ABC):
@@ -43,8 +46,9 @@ class Target(ABC):
     length: int
 
     @abstractmethod
-    def prefill(self, token_ids: torch.Tensor) -> Scored:
-        """Start a sequence: cache all of `token_ids` [T]. Returns logits [1, V] after the last one."""
+    def prefill(self, token_ids: torch.Tensor, *, top_k: int = 0) -> Scored:
+        """Start a sequence: cache all of `token_ids` [T]. Returns logits [1, V] after the last one, and with `top_k`
+        the most likely tokens after each of them, which takes a product with the whole head per token."""
 
     @abstractmethod
     def score(self, root: int, tree: DraftTree, extra: ExtraRows | None = None) -> Scored:

@@ -229,7 +229,8 @@ class CudaCapture:
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may run drafters meanwhile; what they do on the device is no part of this graph.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         # Graphs run one after the other, so they may share what lies between inputs and outputs.
         self._pool = graph.pool()

@@ -12,7 +12,11 @@ import torch
 
 from adaptspec.target.base import Scored, Target
 from adaptspec.target.compat import GrowingCache, attention_implementation
+from adaptspec.target.graphed import GraphedModel, choose_capture, graphed_model
+from adaptspec.target.graphs import Capture, GraphCounts, Outputs, TreeRows
 from adaptspec.target.layout import TESTED_FAMILIES, Layout, inspect_model
+from adaptspec.target.rows import top_ids
+from adaptspec.target.static_forward import FixedCache
 from adaptspec.target.tree_kernel import MOST_ROWS, tree_forward, uses_kernel
 from adaptspec.types import DraftTree, ExtraRows
 
@@ -26,18 +30,29 @@ class HFTarget(Target):
 
     Sliding-window layers keep their whole history here and are masked by position, so trees cross the window exactly.
     A family outside `TESTED_FAMILIES` is probed once: a small branching tree must give the logits of its paths.
-    On a GPU, draft rows attend through the tree-attention kernel where it covers the model (see `uses_kernel`).
+    On a GPU, draft rows attend through the tree-attention kernel where it covers the model (see `uses_kernel`), and
+    passes are replayed as CUDA graphs (see `adaptspec.target.graphed`): the logits and features of a `score` are then
+    valid until the next one.
 
     Args:
         model: a transformers causal language model, on any device, in float32, bfloat16 or float16.
         tokenizer: used to compare vocabularies with draft models; may be None.
         prefill_chunk: prompt tokens per forward pass.
+        graphs: whether to replay passes as CUDA graphs; None: where there is a GPU and a model that can be captured,
+            unless `ADAPTSPEC_GRAPHS=off`. A `Capture` makes graphs in a way of its own, on any device.
 
     Raises:
-        TypeError, ValueError: the model is not supported, with the reason.
+        TypeError, ValueError: the model is not supported, with the reason; or graphs are asked for and not possible.
     """
 
-    def __init__(self, model: torch.nn.Module, *, tokenizer: Any = None, prefill_chunk: int = 512) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        tokenizer: Any = None,
+        prefill_chunk: int = 512,
+        graphs: bool | Capture | None = None,
+    ) -> None:
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk must be >= 1, got {prefill_chunk}")
         self.layout: Layout = inspect_model(model)
@@ -53,6 +68,8 @@ class HFTarget(Target):
         self._taps: tuple[int, ...] = ()
         self._tapped: dict[int, torch.Tensor] = {}
         self._kernel = uses_kernel(model, self.layout)
+        self._capture = choose_capture(model, self.layout, graphs)
+        self._graphs: GraphedModel | None = None  # while a sequence is open on its cache
         family = getattr(model.config, "model_type", "")
         if family not in TESTED_FAMILIES and model not in _PROBED:
             self._probe()
@@ -66,36 +83,55 @@ class HFTarget(Target):
                 raise ValueError(f"tap must be in [1, {count}], got {layer}")
         self._taps = tuple(layers)
 
+    def special_ids(self) -> tuple[int, ...]:
+        """Tokens that end, open or structure a text, ascending: those of the model's generation config, and with a
+        tokenizer its special tokens. Reduced vocabularies keep them."""
+        config = getattr(self.model, "generation_config", None)
+        found: set[int] = set()
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(config, name, None)
+            found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+        if self.tokenizer is not None:
+            found.update(self.tokenizer.all_special_ids)
+            added = getattr(self.tokenizer, "added_tokens_decoder", {})
+            found.update(number for number, token in added.items() if token.special)
+        return tuple(sorted(token for token in found if 0 <= token < self.vocab_size))
+
     @torch.inference_mode()
-    def prefill(self, token_ids: torch.Tensor) -> Scored:
+    def prefill(self, token_ids: torch.Tensor, *, top_k: int = 0) -> Scored:
         count = len(token_ids)
         if count == 0:
             raise ValueError("token_ids must not be empty")
         if self.context_limit is not None and count > self.context_limit:
             raise ValueError(f"the prompt has {count} tokens, the model's context holds {self.context_limit}")
-        self.cache = GrowingCache(len(self.layout.layers), count + 256)
+        self.cache = self._open_graphs(count) or GrowingCache(len(self.layout.layers), count + 256)
         self.length = 0
         token_ids = token_ids.to(self.device)
         logits = None
         features: dict[int, list[torch.Tensor]] = {layer: [] for layer in self._taps}
+        top: list[np.ndarray] = []
         for start in range(0, count, self.prefill_chunk):
             chunk = token_ids[start : start + self.prefill_chunk]
             rows = len(chunk)
             causal = np.tri(rows, dtype=bool)
-            logits = self._forward(chunk, np.arange(rows), causal, logits_to_keep=1, plain=start == 0)
+            kept = 0 if top_k else 1
+            logits = self._forward(chunk, np.arange(rows), causal, logits_to_keep=kept, plain=start == 0)
+            if top_k:
+                top.append(top_ids(logits, top_k))
             for layer in self._taps:
                 features[layer].append(self._tapped[layer])
             self.length += rows
         assert logits is not None
-        return Scored(logits, {layer: torch.cat(parts) for layer, parts in features.items()})
+        if self._graphs is not None:
+            self._graphs.prepare(count)
+        tapped = {layer: torch.cat(parts) for layer, parts in features.items()}
+        return Scored(logits[-1:], tapped, top_ids=np.concatenate(top) if top else None)
 
     @torch.inference_mode()
     def score(self, root: int, tree: DraftTree, extra: ExtraRows | None = None) -> Scored:
-        nodes = len(tree)
-        if nodes == 0 and extra is None:
-            ids = torch.tensor([root], device=self.device)
-            return Scored(self._forward(ids, _ONE_DEPTH, _ONE_VISIBLE, plain=self.layout.window is None), self._tapped)
-        rows = nodes + 1
+        if len(tree) == 0 and extra is None:
+            return Scored(self._run(np.array([root]), _ONE_DEPTH, _ONE_VISIBLE), self._tapped)
+        rows = len(tree) + 1
         ids, depths, visible = tree_rows(root, tree)
         if extra is not None:
             ids = np.concatenate([ids, extra.token_ids])
@@ -105,7 +141,7 @@ class HFTarget(Target):
             wide[rows:, 0] = True
             wide[rows:, rows:] = extra.visible
             visible = wide
-        logits = self._forward(torch.from_numpy(ids).to(self.device), depths, visible)
+        logits = self._run(ids, depths, visible)
         features = {layer: hidden[:rows] for layer, hidden in self._tapped.items()}
         return Scored(logits[:rows], features, None if extra is None else logits[rows:])
 
@@ -125,6 +161,9 @@ class HFTarget(Target):
         self._open_cache().set_length(length)
 
     def close(self) -> None:
+        if self._graphs is not None:
+            self._graphs.close(self)
+            self._graphs = None
         self.cache = None
         self._tapped = {}
         self.length = 0
@@ -153,10 +192,14 @@ class HFTarget(Target):
         Returns:
             logits [R, V].
         """
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids)).to(self.device)
         with torch.inference_mode():
+            if model is None:
+                logits = self._run(token_ids, depths, visible)
+                return logits if self._graphs is None else logits.clone()  # drafters keep them
+            ids = torch.from_numpy(np.ascontiguousarray(token_ids)).to(self.device)
             return self._forward(ids, depths, visible, model=model)
 
+    @torch.inference_mode()
     def keep(self, rows: np.ndarray) -> None:
         """Keep `rows` (ascending, counted from `length`) of what was run since, forget the rest."""
         cache = self._open_cache()
@@ -170,6 +213,54 @@ class HFTarget(Target):
             raise RuntimeError("no sequence is open; call prefill first")
         return self.cache
 
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """What the graphs of this model did since it was first used; None for a target without graphs."""
+        if self._capture is None:
+            return None
+        return graphed_model(self.model, self.layout, self._capture).counts
+
+    def _open_graphs(self, tokens: int) -> FixedCache | None:
+        """The cache that the model's graphs run on, empty; None if this sequence runs without graphs."""
+        self.close()
+        if self._capture is None:
+            return None
+        graphs = graphed_model(self.model, self.layout, self._capture)
+        cache = graphs.open(self, tokens=tokens, taps=self._taps)
+        self._graphs = None if cache is None else graphs
+        return cache
+
+    def _leave_graphs(self, tokens: int) -> GrowingCache:
+        """Go on with a cache that grows."""
+        assert self._graphs is not None and isinstance(self.cache, FixedCache)
+        cache = self.cache.moved(tokens + 256)
+        self._graphs.close(self, outgrown=tokens)
+        self._graphs = None
+        self.cache = cache
+        return cache
+
+    def _run(self, ids: np.ndarray, depths: np.ndarray, visible: np.ndarray) -> torch.Tensor:
+        """Logits [R, V] of R rows: from a graph where they see all that lies behind the prefix, else by a forward."""
+        rows, width = visible.shape
+        before = width - rows
+
+        def forward() -> torch.Tensor:
+            there = torch.from_numpy(np.ascontiguousarray(ids)).to(self.device)
+            return self._forward(there, depths, visible, plain=width == 1 and self.layout.window is None)
+
+        def plain() -> Outputs:
+            logits = forward()
+            return {"logits": logits, **{f"tap {k}": hidden for k, hidden in self._tapped.items()}}
+
+        if self._graphs is None or not self._graphs.gives(self._taps) or not visible[:, :before].all():
+            return forward()
+        # Rows that all see, a chain that a drafter runs token by token, are as good as prefix.
+        tree = TreeRows(ids, depths - before, visible[:, before:], self.length + before)
+        outputs = self._graphs.run(tree, plain=plain)
+        self._tapped = {k: outputs[f"tap {k}"] for k in self._taps}
+        self._open_cache().set_length(self.length + width)
+        return outputs["logits"]
+
     def _forward(
         self,
         ids: torch.Tensor,
@@ -181,8 +272,10 @@ class HFTarget(Target):
         model: torch.nn.Module | None = None,
     ) -> torch.Tensor:
         """One forward of R rows at positions `length + depths`. With `plain` the model makes its own causal mask."""
-        cache = self._open_cache()
-        cache.reserve(self.length + visible.shape[1])
+        cache, total = self._open_cache(), self.length + visible.shape[1]
+        if self._graphs is not None and total > cache.capacity:
+            cache = self._leave_graphs(total)
+        cache.reserve(total)
         positions = (torch.from_numpy(depths) + self.length).to(self.device)
         if self._kernel and len(ids) <= MOST_ROWS:
             mask = None

@@ -2,20 +2,12 @@
 
 The cache has a fixed capacity. What changes from pass to pass, the length of the prefix included, is read from device
 memory: new keys and values go to the rows named there, and the attention kernel takes the used length from there. No
-mask is built.
-
-`HFTarget` makes a cache that grows for every request, which no graph outlives. A target on graphs keeps a `FixedCache`
-per model and, where `HFTarget` runs a plain forward,
-
-    prefill   prefills as `HFTarget` does, then `cache.start(target.cache, length)`
-    score     `tiers.run(TreeRows(*tree_rows(root, tree), length), vocab_size=..., plain=..., room=...)`
-    commit    `cache.keep_rows(length + 1, path)`
-
-with `tiers = GraphTiers(lambda tier: StaticForward(model, layout, cache, rows=tier.nodes + 1))`.
+mask is built. Ordinary forwards (prompts, drafts, trees that are too large) run on the same cache.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,15 +26,17 @@ STATIC_KERNEL = "adaptspec_static_tree"
 
 
 class FixedLayer(GrowingLayer):
-    """One layer's keys and values [1, Hkv, capacity, D]. A forward writes its rows where the pass says and is given
-    only these rows back; the prefix is read from the buffers."""
+    """One layer's keys and values [1, Hkv, capacity, D]. A static pass writes its rows where its inputs say and is
+    given only these rows back; the prefix is read from the buffers. Other forwards append at the cursor."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = _current().cache_rows
-        self.keys.index_copy_(2, rows, key_states)
-        self.values.index_copy_(2, rows, value_states)
+        forward = _FORWARD.get()
+        if forward is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.keys.index_copy_(2, forward.cache_rows, key_states)
+        self.values.index_copy_(2, forward.cache_rows, value_states)
         return key_states, value_states
 
 
@@ -58,37 +52,39 @@ class FixedCache(GrowingCache):
         super().__init__(layers, capacity)
         self.layers = [FixedLayer(capacity) for _ in range(layers)]
 
-    def start(self, prefix: GrowingCache, length: int) -> None:
-        """Begin a sequence with the first `length` tokens of `prefix`, a cache that a prefill has filled.
-
-        Raises:
-            ValueError: more tokens than the capacity.
-        """
-        if length > self.capacity:
-            raise ValueError(f"length must be <= capacity = {self.capacity}, got {length}")
-        for layer, other in zip(self.layers, prefix.layers, strict=True):
-            if not layer.is_initialized:
-                layer.lazy_initialization(other.keys, other.values)
+    def share(self) -> None:
+        """Take the final memory, if that was not done; every layer has run once. From then on no buffer moves."""
         if not self.buffers:
-            self._share_buffers()  # now, because graphs remember where the buffers are
-        for layer, other in zip(self.layers, prefix.layers, strict=True):
-            layer.keys[:, :, :length] = other.keys[:, :, :length]
-            layer.values[:, :, :length] = other.values[:, :, :length]
-        self.set_length(length)
+            self._share_buffers()
 
     def reserve(self, capacity: int) -> None:
-        """Checks only: the buffers never move."""
+        """Checks only.
+
+        Raises:
+            ValueError: more rows than there are; go on with `moved`.
+        """
         if capacity > self.capacity:
             raise ValueError(f"capacity must be <= {self.capacity}, got {capacity}")
+
+    def moved(self, capacity: int) -> GrowingCache:
+        """A copy that grows, with room for `capacity` rows."""
+        copy = GrowingCache(len(self.layers), capacity)
+        for layer, own in zip(copy.layers, self.layers, strict=True):
+            if own.is_initialized:
+                layer.lazy_initialization(own.keys, own.values)
+                layer.cursor = own.cursor
+                layer.keys[:, :, : own.cursor] = own.keys[:, :, : own.cursor]
+                layer.values[:, :, : own.cursor] = own.values[:, :, : own.cursor]
+        return copy
 
 
 class StaticForward:
     """The forward of exactly `rows` tree rows. A `StaticPass`.
 
     Args:
-        model: one that `adaptspec.target.tree_kernel.uses_kernel` covers.
+        model: one without a `kernel_problem`; referred to weakly, so that what is kept per model does not keep it.
         layout: of the model.
-        cache: started; its buffers are what the pass reads and writes.
+        cache: shared; its buffers are what the pass reads and writes.
         rows: the root and the nodes.
         taps: layers whose outputs are wanted too, counted from 1.
 
@@ -99,9 +95,9 @@ class StaticForward:
     def __init__(
         self, model: torch.nn.Module, layout: Layout, cache: FixedCache, *, rows: int, taps: tuple[int, ...] = ()
     ) -> None:
-        if kind := _length_dependent_rotation(model.config):
+        if kind := length_dependent_rotation(model.config):
             raise ValueError(f"rotary embeddings of type {kind!r} look at the length on the host; graphs cannot")
-        self.model = model
+        self._model = weakref.ref(model)
         self.layout = layout
         self.cache = cache
         self.rows = rows
@@ -135,13 +131,15 @@ class StaticForward:
     @torch.inference_mode()
     def run(self) -> Outputs:
         """{"logits": [rows, V], "tap 3": [rows, H], ...}."""
+        model = self._model()
+        assert model is not None, "whoever runs a pass holds its model"
         tapped: dict[str, torch.Tensor] = {}
         with (
             _inside(self),
-            attention_implementation(self.model.config, STATIC_KERNEL),
+            attention_implementation(model.config, STATIC_KERNEL),
             _recording([(f"tap {k}", self.layout.layers[k - 1]) for k in self.taps], tapped),
         ):
-            output = self.model(
+            output = model(
                 input_ids=self.token_ids[None],
                 position_ids=self.positions[None],
                 attention_mask=None,
@@ -182,13 +180,6 @@ def _recording(layers: list[tuple[str, torch.nn.Module]], tapped: dict[str, torc
             handle.remove()
 
 
-def _current() -> StaticForward:
-    forward = _FORWARD.get()
-    if forward is None:
-        raise RuntimeError("a FixedCache is used by StaticForward only")
-    return forward
-
-
 def static_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -201,7 +192,9 @@ def static_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls per layer: query [1, Hq, R, D], key and value [1, Hkv, R, D] -> [1, R, Hq, D]."""
-    forward = _current()
+    forward = _FORWARD.get()
+    if forward is None:
+        raise RuntimeError(f"{STATIC_KERNEL} attention was called outside StaticForward, by {type(module).__name__}")
     layer = forward.cache.layers[module.layer_idx]
     output = tree_attention(
         query,
@@ -221,7 +214,8 @@ def static_attention(
 AttentionInterface.register(STATIC_KERNEL, static_attention)
 
 
-def _length_dependent_rotation(config: Any) -> str | None:
+def length_dependent_rotation(config: Any) -> str | None:
+    """The type of a rotary embedding whose angles depend on how long the sequence is, None for all others."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         kind = parameters.get("rope_type", parameters.get("type"))

@@ -48,25 +48,33 @@ _FORWARD: ContextVar[TreeForward | None] = ContextVar("adaptspec_tree_forward", 
 
 def uses_kernel(model: torch.nn.Module, layout: Layout) -> bool:
     """Whether forwards of draft rows go through the kernel: on a GPU (or where `ADAPTSPEC_KERNELS=triton` asks for it),
-    if the kernel covers the model.
+    if there is no `kernel_problem`."""
+    device = model.get_input_embeddings().weight.device
+    return choose("tree_attention", device) == "triton" and kernel_problem(model, layout) is None
+
+
+def kernel_problem(model: torch.nn.Module, layout: Layout) -> str | None:
+    """Why the kernel does not cover a model, None if it does; models that it does not cover keep the way with masks.
 
     It does not cover sliding windows, attention sinks, head sizes above `MAX_HEAD_SIZE`, keys and values of different
-    size, families outside `TESTED_FAMILIES`, and models that were loaded with eager attention on purpose; those keep
-    the way with masks. Dropout does not occur, see `inspect_model`.
+    size, families outside `TESTED_FAMILIES`, and models that were loaded with eager attention on purpose. Dropout does
+    not occur, see `inspect_model`.
     """
-    if choose("tree_attention", model.get_input_embeddings().weight.device) != "triton":
-        return False
-    config = model.config
-    sizes = [part.head_dim for part in model.modules() if isinstance(getattr(part, "head_dim", None), int)]
-    return (
-        layout.kinds == {"full_attention"}
-        and layout.window is None
-        and layout.attention != "eager"
-        and getattr(config, "model_type", "") in TESTED_FAMILIES
-        and not getattr(config, "reorder_and_upcast_attn", False)  # GPT-2: its own attention, which asks no interface
-        and 0 < max(sizes, default=0) <= MAX_HEAD_SIZE
-        and not any(hasattr(part, "sinks") or hasattr(part, "v_head_dim") for part in model.modules())
-    )
+    name, config, parts = type(model).__name__, model.config, list(model.modules())
+    if layout.kinds != {"full_attention"} or layout.window is not None:
+        return f"{name} has layers with a sliding window"
+    if layout.attention == "eager":
+        return f"{name} was loaded with eager attention"
+    if (family := getattr(config, "model_type", "")) not in TESTED_FAMILIES:
+        return f"{name} is of the family {family!r}, tested are {', '.join(TESTED_FAMILIES)}"
+    if getattr(config, "reorder_and_upcast_attn", False):  # GPT-2: its own attention, which asks no interface
+        return f"{name} upcasts its attention"
+    sizes = [part.head_dim for part in parts if isinstance(getattr(part, "head_dim", None), int)]
+    if not 0 < max(sizes, default=0) <= MAX_HEAD_SIZE:
+        return f"{name} has heads of size {max(sizes, default=0)}, the kernel takes 1 to {MAX_HEAD_SIZE}"
+    if any(hasattr(part, "sinks") or hasattr(part, "v_head_dim") for part in parts):
+        return f"{name} has attention sinks, or keys and values of different size"
+    return None
 
 
 @contextmanager

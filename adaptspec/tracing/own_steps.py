@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adaptspec.drafters import Drafter
+from adaptspec.drafters import Drafter, Needs
 from adaptspec.types import ROOT, DraftContext, DraftTree, Observation, Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ class OwnSteps(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.name = drafter.name  # type: ignore[misc]  # a class's name elsewhere; here it is the wrapped drafter's
-        self.needs = drafter.needs
         self.siblings = drafter.siblings
         self.isolate = drafter.isolate
         self._begin_step()
@@ -49,6 +48,10 @@ class OwnSteps(Drafter):
     def beginning(self) -> bool:
         """Whether the next proposal is the one that a step of this drafter verifies."""
         return not self._tokens
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]  # some drafters know only after `bind` what they need
+        return self.drafter.needs
 
     @property
     def lag(self) -> int:

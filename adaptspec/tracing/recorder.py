@@ -50,7 +50,8 @@ class TraceRecorder:
 
     Args:
         model: a transformers causal language model.
-        drafters: by name; bound to the model here.
+        drafters: by name; bound to the model here. One that was told of several vocabularies (`Drafter.use_vocab`) is
+            asked with each, and recorded as so many drafters, named as `Arm.source` says.
         nodes: budget that every drafter is asked for; smaller budgets are cut out of it.
         max_new_tokens: longest output.
         temperature: 0 is greedy.
@@ -98,11 +99,14 @@ class TraceRecorder:
         self.set_aside: dict[str, dict[str, str]] = {}
         self._tokenizer = tokenizer
         self._controller = _RecordingController(self.drafters, nodes=nodes, costs=costs)
+        self.names = self._controller.names
         self._engine = Engine(
             drafters=self.drafters, controller=self._controller, verifier="auto", draft_timeout=draft_timeout
         )
         self._rng = np.random.default_rng(seed)
         self._engine.target(model, tokenizer)  # drafters meet the target now, so that what does not fit shows early
+        for name, drafter in drafters.items():  # and some know only now what they need
+            check_traceable(name, drafter, greedy=self.sampling.greedy)
 
     def record(self, prompt: TracePrompt) -> TracedRequest:
         """Answer one prompt. A call that fails or is interrupted leaves no request behind.
@@ -123,7 +127,7 @@ class TraceRecorder:
             prompt.domain,
             ids.shape[1],
             tokens,
-            {name: Proposals.of([step.get(name, empty) for step in steps]) for name in self.drafters},
+            {name: Proposals.of([step.get(name, empty) for step in steps]) for name in self.names},
         )
         self.requests.append(request)
         if faults:
@@ -137,7 +141,7 @@ class TraceRecorder:
             origin["set_aside"] = dict(self.set_aside)
         return Trace(
             tuple(self.requests),
-            dict.fromkeys(self.drafters, self.nodes),
+            dict.fromkeys(self.names, self.nodes),
             self.max_new_tokens,
             self.sampling.temperature,
             self.costs.state_dict(),
@@ -265,12 +269,14 @@ class _RecordingController(Controller):
     """Asks every drafter at every step, and has verified what those proposed that begin a step of their own.
 
     Attributes:
-        steps: of the current request, the trees by drafter.
+        names: what is recorded: a drafter, or a drafter with one of its vocabularies.
+        steps: of the current request, the trees by name.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], *, nodes: int, costs: CostModel) -> None:
         self.steps: list[Mapping[str, DraftTree]] = []
-        self._asked = tuple(Arm(name, nodes) for name in drafters)
+        self._asked = tuple(Arm(name, nodes, vocab) for name, drafter in drafters.items() for vocab in drafter.vocab)
+        self.names = tuple(arm.source for arm in self._asked)
         self._learners = {name: drafter for name, drafter in drafters.items() if isinstance(drafter, OwnSteps)}
         self._costs = costs
 
@@ -296,8 +302,8 @@ class _RecordingController(Controller):
         record = outcome.record
         if record.fault is None:  # a call that failed or timed out is no measure of drafting
             for arm in self._asked:
-                if arm.drafter in outcome.draft_seconds:
-                    self._costs.observe_draft(arm.drafter, arm.budget, outcome.draft_seconds[arm.drafter])
+                if arm.source in outcome.draft_seconds:  # replayed under this name, which stands for the vocabulary too
+                    self._costs.observe_draft(arm.source, arm.budget, outcome.draft_seconds[arm.source])
             self._costs.observe_overhead(record.overhead_seconds)
         return StepNotes()
 

@@ -20,7 +20,7 @@ from adaptspec.trees.structure import depths, parents_first_order, path_to
 from adaptspec.types import ROOT, DraftTree
 
 
-def _select(tree: DraftTree, rows: np.ndarray) -> DraftTree:
+def select_rows(tree: DraftTree, rows: np.ndarray) -> DraftTree:
     """The tree made of `rows`, in this order; they must be closed under ancestors and parents first."""
     position = np.full(len(tree) + 1, -1, dtype=np.int64)  # the extra last entry maps ROOT = -1 to itself
     position[rows] = np.arange(len(rows))
@@ -51,7 +51,7 @@ def sort_parents_first(tree: DraftTree) -> DraftTree:
     order = parents_first_order(tree.parents)
     if (order == np.arange(len(order))).all():
         return tree
-    return _select(tree, order)
+    return select_rows(tree, order)
 
 
 def budget_order(tree: DraftTree) -> np.ndarray:
@@ -65,9 +65,12 @@ def budget_order(tree: DraftTree) -> np.ndarray:
     if tree.siblings != "deterministic":
         return np.arange(count, dtype=np.int64)
     scores = tree.scores
+    if (scores[1:] <= scores[:-1]).all():  # as many drafters store them
+        return np.arange(count, dtype=np.int64)
     parents = tree.parents
-    inner = parents >= 0
-    if (scores[inner] > scores[parents[inner]]).any():
+    above = np.full(count + 1, np.inf)  # the last entry is the root's: ROOT = -1
+    above[:-1] = scores
+    if (scores > above[parents]).any():
         capped = scores.tolist()
         for node, parent in enumerate(parents.tolist()):
             if parent >= 0 and capped[node] > capped[parent]:
@@ -92,7 +95,7 @@ def prune(tree: DraftTree, keep: np.ndarray | Sequence[bool]) -> DraftTree:
     for node, parent in enumerate(tree.parents.tolist()):
         if parent >= 0 and not alive[parent]:
             alive[node] = False
-    return _select(tree, np.flatnonzero(np.array(alive)))
+    return select_rows(tree, np.flatnonzero(np.array(alive)))
 
 
 def truncate(tree: DraftTree, budget: int) -> DraftTree:
@@ -112,7 +115,7 @@ def truncate(tree: DraftTree, budget: int) -> DraftTree:
     check_deterministic(tree, "truncate by score")
     rows = budget_order(tree)[:budget]
     rows.sort()
-    return _select(tree, rows)
+    return select_rows(tree, rows)
 
 
 def keep_first(tree: DraftTree, count: int) -> DraftTree:
@@ -125,7 +128,7 @@ def keep_first(tree: DraftTree, count: int) -> DraftTree:
         ValueError: negative `count`.
     """
     check_whole("count", count, 0)
-    return tree if count >= len(tree) else _select(tree, np.arange(count))
+    return tree if count >= len(tree) else select_rows(tree, np.arange(count))
 
 
 def limit_depth(tree: DraftTree, max_depth: int) -> DraftTree:
@@ -138,7 +141,7 @@ def limit_depth(tree: DraftTree, max_depth: int) -> DraftTree:
     if max_depth >= len(tree):
         return tree
     keep = depths(tree.parents) <= max_depth
-    return tree if keep.all() else _select(tree, np.flatnonzero(keep))
+    return tree if keep.all() else select_rows(tree, np.flatnonzero(keep))
 
 
 def subtree(tree: DraftTree, node: int) -> DraftTree:
@@ -157,7 +160,7 @@ def subtree(tree: DraftTree, node: int) -> DraftTree:
     for row, parent in enumerate(tree.parents.tolist()):
         if parent >= 0 and inside[parent]:
             inside[row] = True
-    selected = _select(tree, np.flatnonzero(np.array(inside)))
+    selected = select_rows(tree, np.flatnonzero(np.array(inside)))
     base = selected.scores[0]
     return DraftTree(
         selected.token_ids[1:],

@@ -25,7 +25,7 @@ Search = Literal["first-fall", "global"]
 VerifySeconds = Callable[[int], float] | Sequence[float] | np.ndarray
 
 
-def _step_seconds(verify_seconds: VerifySeconds, draft_seconds: float, budget: int) -> np.ndarray:
+def step_seconds(verify_seconds: VerifySeconds, draft_seconds: float, budget: int) -> np.ndarray:
     """float64 [budget + 1], seconds of a step that verifies n draft nodes."""
     if callable(verify_seconds):
         seconds = np.array([verify_seconds(nodes) for nodes in range(budget + 1)], dtype=np.float64)
@@ -35,8 +35,9 @@ def _step_seconds(verify_seconds: VerifySeconds, draft_seconds: float, budget: i
             raise ValueError(f"verify_seconds must have at least {budget + 1} entries, got {len(verify_seconds)}")
     if not draft_seconds >= 0.0:
         raise ValueError(f"draft_seconds must be >= 0, got {draft_seconds}")
-    seconds = seconds + draft_seconds
-    if not (seconds > 0.0).all():
+    if draft_seconds:
+        seconds = seconds + draft_seconds
+    if not seconds.min() > 0.0:
         raise ValueError(f"verify_seconds must be positive, got {seconds.tolist()}")
     return seconds
 
@@ -71,7 +72,7 @@ def paying_budget(
     """
     check_deterministic(tree, "size by score")
     _check_search(search)
-    seconds = _step_seconds(verify_seconds, draft_seconds, len(tree))
+    seconds = step_seconds(verify_seconds, draft_seconds, len(tree))
     tokens = np.concatenate(([1.0], np.exp(tree.scores[budget_order(tree)]))).cumsum()
     objective = tokens / seconds if tokens_per_second is None else tokens - tokens_per_second * seconds
     if search == "first-fall":
@@ -107,7 +108,7 @@ def cost_aware(
     check_whole("budget", budget, 0)
     _check_search(search)
     ids, values = _factorised_candidates(log_probs, token_ids, budget, max_depth)
-    seconds = _step_seconds(verify_seconds, draft_seconds, budget)
+    seconds = step_seconds(verify_seconds, draft_seconds, budget)
     if search == "first-fall":
         return grow_best_first(ids, values, _next_position(ids), budget=budget, seconds=seconds.tolist())
     tree = grow_best_first(ids, values, _next_position(ids), budget=budget)

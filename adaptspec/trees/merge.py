@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
@@ -47,48 +48,56 @@ def merge(
     for tree in trees:
         check_deterministic(tree, "merge")
 
-    row_of: dict[tuple[int, int], int] = {}
-    token_ids: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
-    merged_rows: list[list[int]] = []  # per input, the merged row of each of its nodes
-    for tree in trees:
-        rows: list[int] = []
-        for token, parent, score in zip(
-            tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True
-        ):
-            key = (rows[parent] if parent >= 0 else -1, token)
-            row = row_of.get(key)
-            if row is None:
-                row = row_of[key] = len(token_ids)
-                token_ids.append(token)
-                parents.append(key[0])
-                scores.append(score)
-            elif score > scores[row]:
-                scores[row] = score
-            rows.append(row)
-        merged_rows.append(rows)
-
+    token_ids, parents, merged_rows = _union(trees)
     count = len(token_ids)
-    origins = np.full((len(trees), count), -1, dtype=np.int64)
     evidence: dict[str, np.ndarray] = {}
-    for index, (tree, rows) in enumerate(zip(trees, merged_rows, strict=True)):
-        places = np.array(rows, dtype=np.int64)
-        origins[index, places] = np.arange(len(rows))
+    scores = np.full(count, -np.inf)
+    for index, (tree, places) in enumerate(zip(trees, merged_rows, strict=True)):
+        np.maximum.at(scores, places, tree.scores)
         for name, values in tree.evidence.items():
             column = np.full(count, np.nan)
             column[places] = values
             evidence[f"{labels[index]}/{name}"] = column
-    path_scores = np.array(scores, dtype=np.float64)
     if combine == "noisy-or":
-        path_scores = _noisy_or([tree.scores for tree in trees], merged_rows, count)
-    tree = DraftTree(
-        np.array(token_ids, dtype=np.int64), np.array(parents, dtype=np.int64), path_scores, evidence=evidence
-    )
-    return tree, origins
+        scores = _noisy_or([tree.scores for tree in trees], merged_rows, count)
+    return DraftTree(token_ids, parents, scores, evidence=evidence), _origins(merged_rows, count)
 
 
-def _noisy_or(scores: Sequence[np.ndarray], merged_rows: Sequence[list[int]], count: int) -> np.ndarray:
+def merge_shapes(trees: Sequence[DraftTree]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `merge` gives without scores and evidence: token ids [N], parents [N], and origins [M, N]. Most of `merge`'s
+    time goes into these two.
+
+    >>> merge_shapes([DraftTree.chain([3, 4]), DraftTree.chain([3, 5])])[1]
+    array([-1,  0,  0])
+    """
+    for tree in trees:
+        check_deterministic(tree, "merge")
+    token_ids, parents, merged_rows = _union(trees)
+    return token_ids, parents, _origins(merged_rows, len(token_ids))
+
+
+def _union(trees: Sequence[DraftTree]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Token ids, parents, and per input the merged row of each of its nodes."""
+    row_of: dict[tuple[int, int], int] = {}
+    merged_rows: list[np.ndarray] = []
+    for tree in trees:
+        rows: list[int] = []
+        add, find = rows.append, row_of.setdefault
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            add(find((rows[parent] if parent >= 0 else -1, token), len(row_of)))
+        merged_rows.append(np.array(rows, dtype=np.int64))
+    keys = np.fromiter(chain.from_iterable(row_of), np.int64, 2 * len(row_of))  # in the order of the rows
+    return keys[1::2].copy(), keys[::2].copy(), merged_rows
+
+
+def _origins(merged_rows: Sequence[np.ndarray], count: int) -> np.ndarray:
+    origins = np.full((len(merged_rows), count), -1, dtype=np.int64)
+    for row, places in zip(origins, merged_rows, strict=True):
+        row[places] = np.arange(len(places))
+    return origins
+
+
+def _noisy_or(scores: Sequence[np.ndarray], merged_rows: Sequence[np.ndarray], count: int) -> np.ndarray:
     log_all_fail = np.zeros(count)
     with np.errstate(divide="ignore"):  # a certain node has log(1 - 1) = -inf, which is what it should be
         for values, rows in zip(scores, merged_rows, strict=True):

@@ -50,8 +50,9 @@ def test_pool_entries_become_drafters_and_arms() -> None:
 
 
 def test_arms_cross_budgets_and_vocabularies() -> None:
-    arms = arms_of("suffix", budgets=(0, 4, 8), vocab=("full", "fr:8"))
-    assert [str(arm) for arm in arms] == ["suffix@4", "suffix@8", "suffix@4/fr:8", "suffix@8/fr:8"]
+    arms = arms_of("medusa", budgets=(0, 4, 8), vocab=("full", "fr:8"))
+    assert [str(arm) for arm in arms] == ["medusa@4", "medusa@8", "medusa@4/fr:8", "medusa@8/fr:8"]
+    assert [str(arm) for arm in arms_of("suffix", budgets=(4,), vocab=("fr:8",))] == ["suffix@4"]  # it has no head
     assert [str(arm) for arm in arms_of("rest:a/b.bin", budgets=(4,), vocab=("full",))] == ["rest@4"]
     assert [str(arm) for arm in arms_of("suffix@2", budgets=(4, 8), vocab=("full",))] == ["suffix@2"]
     assert arms_of("ar", budgets=(4,), vocab=("full",)) == []

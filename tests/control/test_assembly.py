@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.assembly import Candidates, assemble, fit_to_cost, learn, value_candidates
+from adaptspec.control.assembly import Candidates, assemble, fit_to_cost, learn, leave_out, value_candidates
 from adaptspec.control.calibration import Calibrator
 from adaptspec.control.mixing import Mixer
 from adaptspec.types import DraftTree
+from tests.control.replay_cases import random_tree
 from tests.trees.tree_strategies import (
     check_scores_fall,
     closed_sets,
@@ -70,6 +71,70 @@ def test_learning_reaches_every_part_once() -> None:
         alone.update(tree, [5, 9])
         assert calibrators[name].state_dict() == alone.state_dict()
     assert mixer.state_dict()["predictions"] == 2  # what follows the root, and what follows 5
+
+
+def some_candidates(seed: int) -> tuple[Candidates, dict[str, Calibrator], Mixer, np.ndarray]:
+    """Proposals of three drafters that share prefixes, calibrated and mixed with what a few steps taught."""
+    rng = np.random.default_rng(seed)
+    calibrators, mixer = fresh("abc"), Mixer(["c", "a", "b"])
+    local = mixer.new_local()
+    for _ in range(6):
+        text = rng.integers(4, size=5)
+        trees = [random_tree(rng, nodes=9, truth=text, words=4) for _ in "abc"]
+        candidates = value_candidates(trees, ["a", "b", "c"], calibrators=calibrators, mixer=mixer, local=local)
+        learn(candidates, text, calibrators=calibrators, mixer=mixer, local=local)
+    trees = [random_tree(rng, nodes=9, truth=rng.integers(4, size=5), words=4) for _ in "abc"]
+    candidates = value_candidates(trees, ["a", "b", "c"], calibrators=calibrators, mixer=mixer, local=local)
+    return candidates, calibrators, mixer, local
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_leaving_a_drafter_out_is_never_having_asked_it(seed: int) -> None:
+    """Bit by bit, order of the rows included."""
+    candidates, calibrators, mixer, local = some_candidates(seed)
+    for name in "abc":
+        rest = [(n, tree) for n, tree in zip("abc", candidates.trees, strict=True) if n != name]
+        wanted = value_candidates(
+            [tree for _, tree in rest], [n for n, _ in rest], calibrators=calibrators, mixer=mixer, local=local
+        ).tree
+        found = leave_out(candidates, name, mixer=mixer, local=local)
+        for field in ("token_ids", "parents", "scores"):
+            assert getattr(found, field).tolist() == getattr(wanted, field).tolist()
+        assert found.evidence["proposers"].tolist() == wanted.evidence["proposers"].tolist()
+    with pytest.raises(ValueError, match="drafter 'x'"):
+        leave_out(candidates, "x", mixer=mixer)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_computed_for_the_decision_teaches_the_same(seed: int) -> None:
+    """`learn` takes placements, votes and the judgement of the merged tree over; computing all of it anew gives the
+    same state, bit by bit."""
+    text = np.random.default_rng(100 + seed).integers(4, size=6)
+    candidates, calibrators, mixer, local = some_candidates(seed)
+    learn(candidates, text, calibrators=calibrators, mixer=mixer, local=local)
+    candidates, other_calibrators, other_mixer, other_local = some_candidates(seed)
+    rows = [candidates.names.index(name) for name in other_mixer.names]
+    other_mixer.update(
+        candidates.tree, candidates.origins[rows], candidates.conditionals[rows], text, local=other_local
+    )
+    for name, tree in zip(candidates.names, candidates.trees, strict=True):
+        other_calibrators[name].update(tree, text)
+        assert calibrators[name].state_dict() == other_calibrators[name].state_dict()
+    assert mixer.state_dict() == other_mixer.state_dict()
+    assert local.tolist() == other_local.tolist()
+
+
+def test_a_placement_from_before_another_update_is_not_used() -> None:
+    tree = DraftTree.chain([5, 6], np.log([0.5, 0.25]))
+    left, right = Calibrator(), Calibrator()
+    for calibrator in (left, right):
+        calibrator.update(tree, [5, 6, 7])
+    _, placed = left.place(tree)
+    for calibrator in (left, right):
+        calibrator.update(tree, [9])
+    left.update(tree, [5, 9], placed=placed)
+    right.update(tree, [5, 9])
+    assert left.state_dict() == right.state_dict()
 
 
 def test_one_drafter_needs_no_mixer() -> None:

@@ -184,7 +184,7 @@ def test_a_request_that_ends_leaves_nothing_waiting() -> None:
         if step % 5 == 4:
             assert not controller._waiting
     assert len(controller._pointers) == len(controller.arms)
-    assert not controller._pointers.any()
+    assert not any(controller._pointers)
 
 
 def test_learning_from_unplayed_drafters_takes_a_set_share_of_the_time() -> None:

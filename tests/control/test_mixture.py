@@ -138,5 +138,5 @@ def test_drafters_are_cheap_together_or_not_at_all() -> None:
         cost.observe_verify(0, 0.100)
         for name, seconds in (("a", 0.0005), ("b", 0.0010), ("c", 0.0010), ("d", 0.0300)):
             cost.observe_draft(name, 8, seconds)
-    assert cheap_together(cost, ("d", "c", "b", "a"), 8) == {"a", "b"}  # 2 % of 100 ms
-    assert cheap_together(cost, ("d", "new"), 8) == {"new"}
+    assert cheap_together(cost, [Arm(name, 8) for name in "dcba"]) == {"a", "b"}  # 2 % of 100 ms
+    assert cheap_together(cost, [Arm("d", 8), Arm("new", 8)]) == {"new"}

@@ -4,6 +4,7 @@ and a rehearsal of every section in tiny sizes with the references in the kernel
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 import torch
 
 from adaptspec.kernels.vocab_head import TopTokens
+from adaptspec.target import graphed, hf
+from adaptspec.target.graphed import VARIABLE
 from benchmarks import gpu_check, gpu_check_values
 from benchmarks.gpu_check_model import check_generation, check_graphs
 from benchmarks.gpu_check_setting import Setting, peak_bandwidth
 from benchmarks.gpu_check_speed import check_speed
+from tests.target.tape import TapeCapture
 
 REHEARSAL = Setting(torch.device("cpu"), "reference", 1e10, rehearsal=True)
 DEVICE = {"name": "Some GPU", "bandwidth": 2e12, "bandwidth_is": "that of a copy"}
@@ -222,14 +226,9 @@ def test_rehearsal_of_speed() -> None:
     assert walk["verifier_us"] > 0.0 and walk["ordinary_verifier_us"] > 0.0
 
 
-def test_rehearsal_of_graphs() -> None:
-    class Capture:
-        available = True
-
-        def capture(self, run: Callable[[], Any]) -> Any:
-            return type("Graph", (), {"replay": staticmethod(run)})()
-
-    result = check_graphs(REHEARSAL, capture=Capture())
+def test_rehearsal_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "FIRST_CAPACITY", 256)  # the reference looks at all of it
+    result = check_graphs(REHEARSAL, capture=TapeCapture())
     assert result["ok"] and result["captured"] == len(result["tiers"]) == 6
     assert all(tier["difference"] < 1e-4 for tier in result["tiers"])
 
@@ -239,3 +238,24 @@ def test_rehearsal_of_generation() -> None:
     assert result["ok"] and result["float32"]["identical"] and result["float32"]["first_difference"] is None
     assert result["float32"]["adaptive_mean_accepted_length"] > 1.0
     assert result["bfloat16"]["ar_mean_accepted_length"] == 1.0
+    assert result["float32"]["graphs"] is None
+
+
+def test_rehearsal_of_generation_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for what captures."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(graphed, "FIRST_CAPACITY", 128)
+    monkeypatch.setattr(graphed, "ROOM", 64)
+    capture = TapeCapture()
+
+    def choose(model: Any, layout: Any, wish: Any) -> Any:
+        return None if os.environ.get(VARIABLE) == "off" else capture
+
+    monkeypatch.setattr(hf, "choose_capture", choose)
+    result = check_generation(REHEARSAL)
+    assert result["ok"] and VARIABLE not in os.environ
+    for dtype in ("float32", "bfloat16"):
+        line = result[dtype]
+        assert line["graphs"]["captured"] == 6 and line["graphs"]["replayed"] > 30
+        assert line["without_graphs"]["identical"] == line["identical"] or dtype == "bfloat16"
+    assert sum(tape.replays for tape in capture.tapes) > 60

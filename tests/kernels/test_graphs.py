@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from adaptspec.target import graphs
+from adaptspec.target.compat import GrowingCache
 from adaptspec.target.graphs import NODE_TIERS, CudaCapture, GraphTiers, Outputs, Tier, TreeRows
 from adaptspec.target.hf import HFTarget, tree_rows
-from adaptspec.target.static_forward import FixedCache, StaticForward
+from adaptspec.target.static_forward import FixedCache, StaticForward, static_attention
 from adaptspec.types import DraftTree
 from adaptspec.verify import verify_greedy
 from tests import tiny_models
@@ -244,7 +245,8 @@ def test_cuda_captures_after_warming_up_on_a_side_stream_and_share_their_memory(
             events.append("replay")
 
     @contextmanager
-    def graph(captured: CUDAGraph, pool: Any) -> Iterator[None]:
+    def graph(captured: CUDAGraph, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "drafters may run in other threads"
         events.append(("capture", pool))
         yield
         events.append("captured")
@@ -283,12 +285,20 @@ def model() -> torch.nn.Module:
     return tiny_models.make_llama()
 
 
+def start(cache: FixedCache, target: HFTarget) -> None:
+    """Begin a sequence with what the target has cached."""
+    cache.set_length(0)
+    assert target.cache is not None
+    for layer, other in zip(cache.layers, target.cache.layers, strict=True):
+        layer.update(other.keys[:, :, : target.length], other.values[:, :, : target.length])
+    cache.share()
+
+
 def started(model: torch.nn.Module, tokens: int, capacity: int = 120) -> tuple[HFTarget, FixedCache]:
     target = HFTarget(model)
     target.prefill(torch.arange(tokens) % 60 + 1)
     cache = FixedCache(len(target.layout.layers), capacity)
-    assert target.cache is not None
-    cache.start(target.cache, tokens)
+    start(cache, target)
     return target, cache
 
 
@@ -328,8 +338,7 @@ def test_greedy_generation_over_graphs_is_greedy_generation(model: torch.nn.Modu
     for prompt in (12, 30):
         target = HFTarget(model)
         logits = target.prefill(torch.arange(prompt) % 60 + 1).logits
-        assert target.cache is not None
-        cache.start(target.cache, prompt)
+        start(cache, target)
         places = places or [buffer.data_ptr() for buffer in cache.buffers]
         root, length, tokens = int(logits.argmax()), prompt, [int(logits.argmax())]
         plain = [root]
@@ -374,6 +383,18 @@ def test_a_pass_keeps_nothing_on_the_host_that_changes(model: torch.nn.Module) -
     assert [layer.cursor for layer in cache.layers] == cursors
 
 
+def test_the_cache_serves_ordinary_forwards_and_moves_when_it_is_full(model: torch.nn.Module) -> None:
+    target, cache = started(model, 10, capacity=16)
+    ids, places = torch.tensor([[7, 8]]), [buffer.data_ptr() for buffer in cache.buffers]
+    wanted = model(torch.cat([torch.arange(10)[None] % 60 + 1, ids], dim=1)).logits[0, 10:]
+    for there in (cache, cache.moved(40)):
+        there.set_length(10)
+        found = model(input_ids=ids, **{target.layout.cache_argument: there}).logits[0]
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=0)
+    assert [buffer.data_ptr() for buffer in cache.buffers] == places
+    assert there.capacity == 40 and type(there) is GrowingCache
+
+
 def test_what_a_pass_refuses(model: torch.nn.Module) -> None:
     target, cache = started(model, 10, capacity=16)
     static = StaticForward(target.model, target.layout, cache, rows=5)
@@ -381,12 +402,11 @@ def test_what_a_pass_refuses(model: torch.nn.Module) -> None:
         static.load(some_rows(2, length=10))
     with pytest.raises(ValueError, match="length must be <= 11, got 12"):
         static.load(some_rows(4, length=12))
-    with pytest.raises(ValueError, match="length must be <= capacity = 16, got 17"):
-        cache.start(target.cache, 17)
     with pytest.raises(ValueError, match="capacity must be <= 16, got 17"):
         cache.reserve(17)
-    with pytest.raises(RuntimeError, match="a FixedCache is used by StaticForward only"):
-        model(input_ids=torch.ones(1, 1, dtype=torch.long), **{target.layout.cache_argument: cache})
+    rows = torch.zeros(1, 2, 1, 8)
+    with pytest.raises(RuntimeError, match="outside StaticForward, by LlamaAttention"):
+        static_attention(model.model.layers[0].self_attn, rows, rows, rows, None)
     turning = tiny_models.make_llama()
     turning.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     with pytest.raises(ValueError, match="rotary embeddings of type 'dynamic' look at the length"):

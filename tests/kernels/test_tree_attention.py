@@ -36,7 +36,7 @@ def test_the_kernel_in_the_interpreter(run_interpreted: Callable[..., None]) -> 
 
 
 def test_the_kernel_in_models(run_interpreted: Callable[..., None]) -> None:
-    run_interpreted("test_in_models.py", at_least=11)
+    run_interpreted("test_in_models.py", at_least=12)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from adaptspec.kernels.backend import VARIABLE, calls
+from adaptspec.target import graphed
+from adaptspec.target.graphs import Outputs
 from adaptspec.target.hf import HFTarget
 from adaptspec.target.layout import decoder_layers
 from adaptspec.target.tree_kernel import TREE_KERNEL, tree_forward, tree_kernel_attention
@@ -46,9 +49,9 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., HFTarget]:
 def run(target: HFTarget) -> list[torch.Tensor]:
     """A prompt, two steps with trees and one without."""
     logits = [target.prefill(PROMPT).logits]
-    logits.append(target.score(17, TREE).logits)
+    logits.append(target.score(17, TREE).logits.clone())  # those of a graph are valid until the next pass
     target.commit(np.array([1, 3, 4]))
-    logits.append(target.score(40, TREE).logits)
+    logits.append(target.score(40, TREE).logits.clone())
     target.commit(np.array([0]))
     logits.append(target.score(41, DraftTree.empty()).logits)
     return logits
@@ -70,6 +73,38 @@ def test_scores_equal_eager_attention(
     for left, right in zip(run(build(family, kernels=True)), eager, strict=True):
         assert_close(left, right)
     assert calls == {("tree_attention", "triton"): 3 * LAYERS, ("kv_compact", "triton"): 1}
+
+
+def test_passes_as_graphs_take_them(build: Callable[..., HFTarget], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static inputs, a cache that does not move, padded rows, the used length read by the kernel."""
+    monkeypatch.setattr(graphed, "NODE_TIERS", (0, 7))
+    monkeypatch.setattr(graphed, "FIRST_CAPACITY", 40)
+    monkeypatch.setattr(graphed, "ROOM", 20)
+    monkeypatch.setattr("adaptspec.target.hf.MOST_ROWS", len(PROMPT) - 1)
+    eager = run(build("llama", kernels=False))
+    model = build("llama", kernels=True).model
+    target = HFTarget(model, graphs=Eager())
+    calls.clear()
+    for left, right in zip(run(target), eager, strict=True):
+        assert_close(left, right)
+    assert calls == {("tree_attention", "triton"): 5 * LAYERS, ("kv_compact", "triton"): 1}
+    assert asdict(target.graph_counts) == {"captured": 2, "evicted": 0, "invalidated": 0, "replayed": 3, "plain": 0}
+
+
+class Eager:
+    """Stands for CUDA graphs: runs again, and the results lie where they lay."""
+
+    available = True
+
+    def capture(self, run: Callable[[], Outputs]) -> Eager:
+        graph = Eager()
+        graph.run, graph.outputs = run, {name: values.clone() for name, values in run().items()}
+        return graph
+
+    def replay(self) -> Outputs:
+        for name, values in self.run().items():
+            self.outputs[name].copy_(values)
+        return self.outputs
 
 
 def test_rows_run_one_forward_after_the_other(build: Callable[..., HFTarget]) -> None:

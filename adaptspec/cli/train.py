@@ -1,0 +1,355 @@
+"""`adaptspec train`: data for small drafters, and the drafters themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaptspec.cli import options
+
+train = typer.Typer(
+    name="train", help="Make training data for drafters of a model, and train them.", no_args_is_help=True
+)
+
+Minutes = Annotated[float | None, typer.Option("--minutes", metavar="M", help="Stop after so long.")]
+Answers = Annotated[Path, typer.Option("--answers", metavar="FOLDER", help="Answers of 'adaptspec train answers'.")]
+Features = Annotated[
+    Path | None,
+    typer.Option("--features", metavar="FOLDER", help="Where hidden states are kept. [default: with the answers]"),
+]
+
+
+@train.command()
+def answers(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the answers go.")],
+    prompts: options.Prompts = None,
+    model: options.Model = "embedded",
+    samples: Annotated[int, typer.Option("--samples", metavar="N", help="Answers per prompt, the first greedy.")] = 4,
+    temperatures: Annotated[
+        str, typer.Option("--temperatures", metavar="NUMBERS", help="Of the other answers, in turn.")
+    ] = "0.7,1.0",
+    max_new_tokens: options.MaxNewTokens = 256,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option("--max-prompt-tokens", metavar="N", help="Leave longer prompts out.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Answers written at the same time.")] = 64,
+    minutes: Minutes = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+    chat: options.Chat = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Let the model answer the first turn of every prompt: what drafters are trained on.
+
+    Domains of the prompt file take turns, and small ones are sampled more often. Interrupt it at any time: the same
+    command goes on where it was.
+    """
+    from adaptspec.cli.common import check_at_least, load_model, split_names
+    from adaptspec.cli.conversation import Conversation
+    from adaptspec.cli.progress import reporter
+    from adaptspec.cli.prompts import built_in_prompts, read_prompts
+    from adaptspec.cli.provenance import library_versions
+
+    check_at_least(1, samples=samples, batch=batch, max_new_tokens=max_new_tokens, threads=threads)
+    heat = parse_numbers("temperatures", split_names([temperatures]))
+    texts = built_in_prompts() if prompts is None else read_prompts(prompts)
+    from adaptspec.drafters.cell_weights import target_fingerprint
+    from adaptspec.training.answers import AnswersProgress, write_answers
+    from adaptspec.training.jobs import PromptTokens
+
+    with reporter(quiet=quiet) as progress:
+        progress.note(f"loading the model {model}")
+        target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
+        conversation = Conversation.choose(tokenizer, chat)
+        stages = _Stages(progress)
+
+        def report(state: AnswersProgress) -> None:
+            stages.show("answers", state.answers / state.total, answers_line(state))
+
+        done = write_answers(
+            target,
+            [PromptTokens(conversation.encode(prompt.turns[:1]), prompt.domain) for prompt in texts],
+            out,
+            origin={
+                "model": model,
+                "target": target_fingerprint(target),
+                "dtype": str(target.dtype).removeprefix("torch."),
+                "chat": conversation.chat,
+                "versions": library_versions(),
+                "device": target.device.type,
+            },
+            samples=samples,
+            temperatures=heat,
+            max_new_tokens=max_new_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            batch=batch,
+            minutes=minutes,
+            seed=seed,
+            stop_ids=stop_ids(target, tokenizer),
+            report=report,
+        )
+    typer.echo(f"{out}: {answers_line(done)}", err=True)
+
+
+@train.command()
+def counts(
+    answers: Answers,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The list: .safetensors, .json or .npy.")],
+    force: options.Force = False,
+) -> None:
+    """Count the tokens of answers: the list by frequency that reduced vocabularies like fr:8192 are cut from."""
+    from adaptspec.cli.outputs import check_output
+    from adaptspec.training.corpus import answer_tokens, read_answers, read_description
+    from adaptspec.vocab.counts import count_tokens, save_frequencies
+
+    check_output(out, force=force)
+    found, origin = read_answers(answers), read_description(answers)
+    if not found:
+        raise ValueError(f"{answers} holds no answers yet")
+    frequencies = count_tokens(
+        (answer.token_ids[answer.prompt_length :] for answer in found),
+        vocab_size=origin["vocab_size"],
+        source=f"{answer_tokens(found)} tokens answered by {origin.get('model', 'a model')}",
+    )
+    save_frequencies(out, frequencies)
+    typer.echo(f"wrote {out}: {frequencies.source}", err=True)
+
+
+def _add_kind(kind: str, summary: str) -> None:
+    def run(
+        context: typer.Context,
+        answers: Answers,
+        out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the weights go.")],
+        model: options.Model = "embedded",
+        minutes: Minutes = None,
+        steps: Annotated[
+            int | None, typer.Option("--steps", metavar="N", help="Stop after N steps: can be repeated exactly.")
+        ] = None,
+        loss: Annotated[
+            str | None,
+            typer.Option(
+                "--loss", metavar="NAME", help="ce, kl, lk-alpha, lk-lambda, feature, griffin. [default: the kind's]"
+            ),
+        ] = None,
+        eta: Annotated[float, typer.Option("--eta", metavar="X", help="Of lk-lambda.")] = 3.0,
+        unroll: Annotated[
+            int | None, typer.Option("--unroll", metavar="N", help="Steps of its own recursion. [default: the kind's]")
+        ] = None,
+        decay: Annotated[float, typer.Option("--decay", metavar="X", help="Step k counts X^k.")] = 0.8,
+        lr: Annotated[float | None, typer.Option("--lr", metavar="X", help="Peak learning rate of matrices.")] = None,
+        optimiser: Annotated[str, typer.Option("--optimiser", metavar="NAME", help="muon or adamw.")] = "muon",
+        rows: Annotated[int, typer.Option("--rows", metavar="N", help="Output rows computed in training.")] = 8192,
+        taps: Annotated[
+            str | None, typer.Option("--taps", metavar="NUMBERS", help="Layers that eagle3 reads, like 2,15,27.")
+        ] = None,
+        fresh: Annotated[
+            bool, typer.Option("--fresh", help="Begin with random weights, not the last layer's.")
+        ] = False,
+        features: Features = None,
+        batch: Annotated[int, typer.Option("--batch", metavar="N", help="Rows per step.")] = 2048,
+        dtype: options.Dtype = "auto",
+        device: options.Device = "auto",
+        threads: options.Threads = None,
+        seed: options.Seed = 0,
+        quiet: options.Quiet = False,
+    ) -> None:
+        from adaptspec.cli.common import check_at_least, load_model
+        from adaptspec.cli.progress import reporter
+
+        check_at_least(1, batch=batch, rows=rows, threads=threads, unroll=unroll, steps=steps)
+        if steps is None and minutes is None:
+            raise ValueError("give --minutes or --steps")
+        layers = None if taps is None else tuple(parse_layers(taps))
+
+        from adaptspec.training.recipes import recipe
+        from adaptspec.training.trainer import TrainingSettings
+        from adaptspec.training.training import TrainOptions, train_drafter
+
+        chosen = recipe(kind)
+        settings = TrainingSettings(
+            minutes=minutes,
+            steps=steps,
+            lr=(chosen.lr if optimiser == "muon" else 1e-3) if lr is None else lr,
+            optimiser=optimiser,
+            seed=seed,
+        )
+        how = TrainOptions(
+            loss=loss, eta=eta, unroll=unroll, decay=decay, rows=rows, taps=layers, copy=not fresh, batch_rows=batch
+        )
+        with reporter(quiet=quiet) as progress:
+            progress.note(f"loading the model {model}")
+            target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
+            stages = _Stages(progress)
+            done = train_drafter(
+                kind,
+                target,
+                answers=answers,
+                folder=out,
+                settings=settings,
+                options=how,
+                features=features,
+                special_ids=stop_ids(target, tokenizer),
+                command=["adaptspec", *(sys.argv[1:] if context.obj is None else context.obj)],
+                note=progress.note,
+                prepared=stages.features,
+                report=stages.training,
+            )
+        typer.echo(f"wrote {out}: {held_out_line(done.best)}", err=True)
+
+    run.__doc__ = f"Train {summary} on answers of the model."
+    train.command(kind)(run)
+
+
+for _kind, _summary in (
+    ("eagle1", "the cell of EAGLE and EAGLE-2"),
+    ("eagle3", "the cell of EAGLE-3"),
+    ("griffin", "the cell of GRIFFIN"),
+    ("mtp1", "one multi-token-prediction layer"),
+    ("mtp3", "three multi-token-prediction layers"),
+    ("medusa", "Medusa's heads"),
+    ("hydra", "Hydra's heads"),
+    ("draft-model", "an independent small language model"),
+):
+    _add_kind(_kind, _summary)
+
+
+def _add_router(kind: str, summary: str) -> None:
+    def run(
+        context: typer.Context,
+        answers: Answers,
+        out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the weights go.")],
+        model: options.Model = "embedded",
+        drafter: Annotated[
+            Path | None,
+            typer.Option("--drafter", metavar="FOLDER", help="Learn from this cell's head inputs, not the model's."),
+        ] = None,
+        steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the optimiser.")] = 500,
+        positions: Annotated[int, typer.Option("--positions", metavar="N", help="Most positions learnt from.")] = 50000,
+        rows: Annotated[int, typer.Option("--rows", metavar="N", help="As for the drafters sharing features.")] = 8192,
+        features: Features = None,
+        dtype: options.Dtype = "auto",
+        device: options.Device = "auto",
+        threads: options.Threads = None,
+        seed: options.Seed = 0,
+        quiet: options.Quiet = False,
+    ) -> None:
+        from adaptspec.cli.common import check_at_least, load_model
+        from adaptspec.cli.progress import reporter
+
+        check_at_least(1, steps=steps, positions=positions, rows=rows, threads=threads)
+
+        from adaptspec.training.head_routers import train_head_router
+
+        with reporter(quiet=quiet) as progress:
+            progress.note(f"loading the model {model}")
+            target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
+            report = train_head_router(
+                kind,
+                target,
+                answers=answers,
+                folder=out,
+                drafter=drafter,
+                features=features,
+                positions=positions,
+                rows=rows,
+                steps=steps,
+                seed=seed,
+                special_ids=stop_ids(target, tokenizer),
+                command=["adaptspec", *(sys.argv[1:] if context.obj is None else context.obj)],
+                prepared=_Stages(progress).features,
+            )
+        shares = " ".join(f"{value:.2f}" for value in report.coverage[:4])
+        typer.echo(f"wrote {out}: the most likely token is in the 1, 2, 3, 4 best groups: {shares}", err=True)
+
+    run.__doc__ = f"Train {summary} on answers of the model."
+    train.command(kind)(run)
+
+
+for _kind, _summary in (
+    ("coral", "the router of the vocabulary head 'coral'"),
+    ("dynaspec", "the router of the vocabulary head 'dynaspec'"),
+):
+    _add_router(_kind, _summary)
+
+
+class _Stages:
+    """Progress in per cent, so that bars and estimates follow a budget of minutes as well as one of steps."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._stage = ""
+        self._percent = 0
+        self._checks = 0
+
+    def show(self, stage: str, share: float, text: str) -> None:
+        """A stage is `share` done; another name begins a new bar."""
+        if stage != self._stage:
+            self._stage, self._percent = stage, 0
+            self._progress.total(100)
+            self._progress.step(text)
+        while self._percent < min(100, int(100 * share)):
+            self._percent += 1
+            self._progress.step(text)
+
+    def features(self, done: int, total: int) -> None:
+        """For `train_drafter`."""
+        self.show("features", done / total, f"features of {done} of {total} tokens")
+
+    def training(self, state: Any, share: float) -> None:
+        """For `train_drafter`."""
+        for check in state.history[self._checks :]:
+            self._progress.note(f"step {check['step']}: {held_out_line(check)}")
+        self._checks = len(state.history)
+        text = f"step {state.step}, loss {state.loss:.3f}, {state.positions_per_second:.0f} positions/s"
+        self.show("training", share, text)
+
+
+def answers_line(state: Any) -> str:
+    """Progress of `write_answers` in one line."""
+    return (
+        f"{state.answers}/{state.total} answers, {state.answer_tokens} tokens, {state.tokens_per_second:.0f} tokens/s"
+    )
+
+
+def held_out_line(figures: Any) -> str:
+    """Held-out acceptance in one line."""
+    by_depth = "; ".join(
+        f"{name} " + " ".join(f"{value:.2f}" for value in figures[name]) for name in ("top1", "top3", "top8")
+    )
+    return f"held-out chain {figures['length']:.2f} tokens with the bonus, by depth {by_depth}"
+
+
+def parse_layers(text: str) -> list[int]:
+    """Layers of an option like 2,15,27."""
+    from adaptspec.cli.calibrate import parse_whole_numbers
+
+    return parse_whole_numbers("taps", text)
+
+
+def stop_ids(model: Any, tokenizer: Any) -> list[int]:
+    """End-of-text tokens of the generation config and of the tokenizer."""
+    config = getattr(model, "generation_config", None)
+    found = getattr(config, "eos_token_id", None)
+    ids = list(found) if isinstance(found, list | tuple) else [found]
+    return sorted({int(token) for token in (*ids, getattr(tokenizer, "eos_token_id", None)) if token is not None})
+
+
+def parse_numbers(name: str, texts: tuple[str, ...]) -> list[float]:
+    """Numbers of an option.
+
+    Raises:
+        ValueError: one is not a number.
+    """
+    numbers = []
+    for text in texts:
+        try:
+            numbers.append(float(text))
+        except ValueError:
+            raise ValueError(f"{name} must be numbers separated by commas, got {text!r}") from None
+    return numbers

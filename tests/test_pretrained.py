@@ -1,0 +1,133 @@
+"""Folders of trained weights: written whole, read exactly, refused when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec import pretrained
+from adaptspec.pretrained import load_weights, read_card, save_weights, shipped_folder, shipped_names
+
+STATE = {
+    "fc.weight": torch.randn((6, 9), generator=torch.Generator().manual_seed(0)) * torch.arange(6.0)[:, None],
+    "norm.weight": torch.linspace(0.5, 1.5, 9),
+    "token_ids": torch.tensor([5, 3, 60_000]),
+    "scalar": torch.tensor(2.5),
+}
+CARD = {"kind": "eagle3", "steps": 12, "target": {"layers": 4}}
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    for bits, error in ((8, 0.5 / 127), (16, 2.0**-8), (32, 0.0)):
+        save_weights(tmp_path / "deep" / str(bits), STATE, CARD, bits=bits)
+        state, card = load_weights(tmp_path / "deep" / str(bits))
+        assert card == CARD and read_card(tmp_path / "deep" / str(bits))["bits"] == bits
+        assert state.keys() == STATE.keys()
+        for name in ("norm.weight", "token_ids", "scalar"):
+            assert torch.equal(state[name], STATE[name]) and state[name].dtype == STATE[name].dtype
+        rows = STATE["fc.weight"].abs().amax(1, keepdim=True)
+        assert ((state["fc.weight"] - STATE["fc.weight"]).abs() <= error * rows + 1e-12).all()
+        assert torch.equal(state["fc.weight"][0], torch.zeros(9))  # a row of zeros has no scale
+    packed = load_file(tmp_path / "deep" / "8" / pretrained.WEIGHTS_FILE)
+    assert packed["fc.weight"].dtype == torch.int8 and packed["fc.weight"].abs().max() == 127
+    assert packed["fc.weight.scale"].shape == (6,)
+
+
+def test_16_bit_tensors_and_views_can_be_written(tmp_path: Path) -> None:
+    shared = torch.randn(4, 4)
+    save_weights(tmp_path, {"a": shared.T, "b": shared, "c": shared[0].half(), "d": shared.bfloat16()}, {}, bits=32)
+    state, _ = load_weights(tmp_path)
+    assert torch.equal(state["a"], shared.T) and torch.equal(state["b"], shared)
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path, STATE, CARD)
+    file = tmp_path / pretrained.WEIGHTS_FILE
+    whole = file.read_bytes()
+    for damaged in (whole[:-10], whole[:40], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="weights.safetensors is damaged, or not the file that its card describes"):
+            load_weights(tmp_path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no weights.safetensors"):
+        load_weights(tmp_path)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change a card, or with `tensors_in_file` the weights and the checksum with them."""
+    import hashlib
+
+    if (tensors := changes.pop("tensors_in_file", None)) is not None:
+        save_file(tensors, folder / pretrained.WEIGHTS_FILE)
+        changes["sha256"] = hashlib.sha256((folder / pretrained.WEIGHTS_FILE).read_bytes()).hexdigest()
+    path = folder / pretrained.CARD_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path, STATE, CARD)
+    packed = load_file(tmp_path / pretrained.WEIGHTS_FILE)
+    without = {name: tensor for name, tensor in packed.items() if name != "norm.weight"}
+    rewrite(tmp_path, tensors_in_file=without)
+    with pytest.raises(ValueError, match="lacks the tensor 'norm.weight'"):
+        load_weights(tmp_path)
+    rewrite(tmp_path, tensors_in_file={**packed, "norm.weight": torch.zeros(8)})
+    with pytest.raises(ValueError, match=r"norm.weight in .* must have shape \[9\], got \[8\]"):
+        load_weights(tmp_path)
+    rewrite(tmp_path, tensors_in_file={**packed, "fc.weight.scale": torch.zeros(5)})
+    with pytest.raises(ValueError, match="must be one scale per row"):
+        load_weights(tmp_path)
+    rewrite(tmp_path, tensors_in_file=packed, version=2)
+    with pytest.raises(ValueError, match="version must be 1, got 2"):
+        load_weights(tmp_path)
+    rewrite(tmp_path, version=1, tensors=None)
+    with pytest.raises(ValueError, match="must list tensors and sha256"):
+        load_weights(tmp_path)
+    rewrite(tmp_path, format="something")
+    with pytest.raises(ValueError, match="is no card of adaptspec weights"):
+        load_weights(tmp_path)
+    (tmp_path / pretrained.CARD_FILE).write_text("{")
+    with pytest.raises(ValueError, match=r"card.json is damaged"):
+        load_weights(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no card.json: it is no folder of trained weights"):
+        load_weights(tmp_path / "nowhere")
+
+
+def test_what_cannot_be_written_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_weights(tmp_path, STATE, CARD)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for state, card, options, message in (
+        ({}, {}, {}, "at least one tensor"),
+        (STATE, {}, {"bits": 4}, "bits must be one of 8, 16, 32, got 4"),
+        ({"a.scale": torch.zeros(2)}, {}, {}, "must not end in '.scale'"),
+        ({"a": [1.0]}, {}, {}, "a must be a tensor, got list"),
+        ({"a": torch.tensor([float("nan")])}, {}, {}, "a must be finite"),
+        (STATE, {"sha256": "x"}, {}, "card must not hold sha256"),
+        (STATE, {"a": torch.zeros(1)}, {}, "card must hold plain values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_weights(tmp_path, state, card, **options)
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        save_weights(tmp_path, {"a": torch.zeros(3)}, {})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_shipped_weights_are_found_by_name() -> None:
+    assert shipped_folder("nothing-of-this-name") is None and shipped_folder("..") is None
+    for name in shipped_names():
+        folder = shipped_folder(name)
+        assert folder is not None
+        state, card = load_weights(folder)
+        assert state and card["kind"] and card["target"]
