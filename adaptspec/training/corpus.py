@@ -1,0 +1,188 @@
+"""Answers on disk: compact shards, each written whole or not at all, and what they come from.
+
+<folder>/corpus.json         model, prompts, temperatures, seed, versions
+<folder>/shard-00000.npz     token ids, 16 bits each where the vocabulary allows, offsets and origins
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = "adaptspec-answers"
+VERSION = 1
+_MAY_DIFFER = ("versions", "batch", "device", "samples")
+"""Entries of corpus.json that a resumed run may change: they do not change what an answer is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and one answer of the target to it.
+
+    Attributes:
+        token_ids: int64 [T], prompt and answer.
+        prompt_length: tokens of the prompt.
+        prompt: which prompt; the same number means the same prompt.
+        sample: 0 is the greedy answer.
+        temperature: at which it was sampled.
+        finished: the target ended it, rather than the length limit.
+    """
+
+    token_ids: np.ndarray
+    prompt_length: int
+    prompt: int
+    sample: int
+    temperature: float
+    finished: bool
+
+    @property
+    def answer_length(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.token_ids) - self.prompt_length
+
+
+class CorpusWriter:
+    """Appends shards to a folder, and knows what a run before left there.
+
+    Args:
+        folder: created if absent.
+        origin: what the answers come from, plain JSON values. Must say the same as the folder's corpus.json, library
+            versions, batch size and number of samples aside.
+        vocab_size: decides the width of stored ids.
+
+    Raises:
+        ValueError: the folder holds other answers, or something else.
+    """
+
+    def __init__(self, folder: str | Path, *, origin: Mapping[str, Any], vocab_size: int) -> None:
+        self.folder = Path(folder)
+        self.dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        description = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, **json.loads(json.dumps(origin))}
+        if (self.folder / "corpus.json").is_file():
+            _check_same(read_description(self.folder), description, self.folder)
+        else:
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise ValueError(f"{self.folder} is not empty and holds no answers (no corpus.json)")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            data = json.dumps(description, indent=1, ensure_ascii=False).encode()
+            write_whole(self.folder / "corpus.json", lambda file: file.write(data))
+        self.done: set[tuple[int, int]] = set()
+        self.answer_tokens = 0
+        for answer in read_answers(self.folder):
+            self.done.add((answer.prompt, answer.sample))
+            self.answer_tokens += answer.answer_length
+
+    def write(self, answers: Sequence[Answer]) -> None:
+        """Write one more shard."""
+        if not answers:
+            return
+        number = 1 + max((int(path.stem.split("-")[1]) for path in _shards(self.folder)), default=-1)
+        arrays = {
+            "token_ids": np.concatenate([answer.token_ids for answer in answers]).astype(self.dtype),
+            "offsets": np.cumsum([0, *(len(answer.token_ids) for answer in answers)]).astype(np.int64),
+            "prompt_lengths": np.array([answer.prompt_length for answer in answers], dtype=np.int32),
+            "prompts": np.array([answer.prompt for answer in answers], dtype=np.int32),
+            "samples": np.array([answer.sample for answer in answers], dtype=np.int32),
+            "temperatures": np.array([answer.temperature for answer in answers], dtype=np.float64),
+            "finished": np.array([answer.finished for answer in answers], dtype=bool),
+        }
+        write_whole(self.folder / f"shard-{number:05d}.npz", lambda file: np.savez(file, **arrays))
+        self.done.update((answer.prompt, answer.sample) for answer in answers)
+        self.answer_tokens += sum(answer.answer_length for answer in answers)
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """The corpus.json of a folder of answers.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: the folder holds no answers, or of another version.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder of answers: {folder}")
+    try:
+        description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(
+            f"{folder} holds no answers (no corpus.json); make some with: adaptspec train answers"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{folder / 'corpus.json'} is damaged: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ValueError(f"{folder / 'corpus.json'} does not describe answers")
+    if description.get("version") != VERSION:
+        raise ValueError(f"{folder}: version must be {VERSION}, got {description.get('version')!r}")
+    return description
+
+
+def read_answers(folder: str | Path) -> list[Answer]:
+    """All answers of a folder, sorted by prompt and sample: the order does not depend on when they were written.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: no answers in it, or a damaged shard.
+    """
+    folder = Path(folder)
+    read_description(folder)
+    answers = [answer for path in _shards(folder) for answer in _read_shard(path)]
+    return sorted(answers, key=lambda answer: (answer.prompt, answer.sample))
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.npz"))
+
+
+def _read_shard(path: Path) -> Iterator[Answer]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        offsets = arrays["offsets"]
+        for i in range(len(offsets) - 1):
+            yield Answer(
+                arrays["token_ids"][offsets[i] : offsets[i + 1]].astype(np.int64),
+                int(arrays["prompt_lengths"][i]),
+                int(arrays["prompts"][i]),
+                int(arrays["samples"][i]),
+                float(arrays["temperatures"][i]),
+                bool(arrays["finished"][i]),
+            )
+    except (ValueError, LookupError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is damaged; delete it and its answers are written again: {error}") from error
+
+
+def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    for name in found.keys() | wanted.keys():
+        if name not in _MAY_DIFFER and found.get(name) != wanted.get(name):
+            raise ValueError(
+                f"{folder} holds answers with {name} = {found.get(name)!r}, this run has {wanted.get(name)!r}; "
+                "choose another folder, or the same options to continue"
+            )
+
+
+def write_whole(path: Path, write: Any) -> None:
+    """Call `write(file)` on a temporary binary file and move it to `path`: readers see all of it or nothing."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, prefix=f".{path.name}.", suffix=".part") as file:
+        try:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            os.chmod(file.name, 0o644)  # temporary files are for their owner only
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def answer_tokens(answers: Iterable[Answer]) -> int:
+    """Tokens that the target wrote."""
+    return sum(answer.answer_length for answer in answers)

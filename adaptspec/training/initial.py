@@ -1,0 +1,131 @@
+"""Cells for a target, beginning as a copy of its last layer where shapes allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from adaptspec.drafters.cells import Cell, CellConfig, make_cell
+from adaptspec.drafters.target_parts import TargetParts
+
+_LAYER_PARTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+    "input_layernorm",
+    "post_attention_layernorm",
+)
+
+
+def cell_config(parts: TargetParts, *, kind: str, layers: int = 1, taps: Sequence[int] | None = None) -> CellConfig:
+    """A cell of the target's own sizes.
+
+    EAGLE-3 gets an RMS norm per tap (hidden states of one layer can be thousands of times larger than of another) and
+    the embedding added to its residual (with few key-value heads little of it comes through the attention).
+
+    Args:
+        layers: of "mtp".
+        taps: of "eagle3", by default after 2, half, and all but three of the layers; the others tap the last one.
+    """
+    config, last = parts.config, parts.layers
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    scaled = rope if rope.get("rope_type", rope.get("type", "default")) != "default" else None
+    common: dict[str, Any] = {
+        "kind": kind,
+        "hidden_size": parts.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or parts.hidden_size // heads,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * parts.hidden_size,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+        "rope_theta": float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
+        "rope_scaling": scaled,
+    }
+    if kind == "eagle3":
+        chosen = default_taps(last) if taps is None else tuple(taps)
+        return CellConfig(**common, taps=chosen, fc_norm=True, embedding_skip=True)
+    if taps is not None and tuple(taps) != (last,):
+        raise ValueError(f"taps of {kind!r} must be the last layer, {last}, got {list(taps)}")
+    return CellConfig(**common, taps=(last,), final_norm=True, num_layers=layers)
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """EAGLE-3's: low, middle and high (arXiv 2503.01840), fewer where the target has only few layers."""
+    return tuple(sorted({min(max(1, tap), layers) for tap in (2, layers // 2, layers - 3)}))
+
+
+def make_initial_cell(
+    config: CellConfig, *, parts: TargetParts, layer: nn.Module, seed: int, copy: bool = True, scale: float = 1.0
+) -> Cell:
+    """A new cell; with `copy` its layer starts as the target's last one, run on its last tap.
+
+    Args:
+        layer: the target's last decoder layer.
+        scale: root mean square of the states that the layer is used to: hidden states that come out of a norm are
+            brought back to it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        cell = make_cell(config)
+    if not copy:
+        return cell
+    with torch.no_grad():
+        if config.kind == "eagle3":
+            _copy_layer(cell.midlayer, layer)
+            _copy(cell.midlayer.hidden_norm, getattr(layer, "input_layernorm", None))
+            cell.midlayer.input_layernorm.weight.fill_(1.0)
+            _copy(cell.norm, parts.norm)
+            _take_last(cell.fc, scale if config.fc_norm else 1.0)
+            if cell.midlayer.embed_proj is not None:
+                cell.midlayer.embed_proj.weight.mul_(scale)
+        elif config.kind == "mtp":
+            for own in cell.layers:
+                _copy_layer(own, layer)
+                _copy(own.norm, parts.norm)
+                _take_last(own.eh_proj, scale)
+        else:
+            _copy_layer(cell.layers[0], layer)
+    return cell
+
+
+def _copy_layer(own: nn.Module, layer: nn.Module) -> None:
+    for name in _LAYER_PARTS:
+        theirs: Any = layer
+        mine: Any = own
+        for part in name.split("."):
+            theirs, mine = getattr(theirs, part, None), getattr(mine, part, None)
+        _copy(mine, theirs)
+
+
+def _copy(mine: Any, theirs: Any) -> None:
+    """Copy a weight where shapes allow. A matrix that reads more than the target's, or gives more, gets it last and
+    small numbers elsewhere."""
+    weight = getattr(theirs, "weight", None)
+    if weight is None or getattr(mine, "weight", None) is None or weight.dim() != mine.weight.dim():
+        return
+    rows, size = mine.weight.shape[0], weight.shape[0]
+    if weight.dim() == 1:
+        if rows == size:
+            mine.weight.copy_(weight)
+        return
+    columns, width = mine.weight.shape[1], weight.shape[1]
+    if rows % size or columns < width:
+        return
+    mine.weight.mul_(0.1)
+    for first in range(0, rows, size):  # GRIFFIN's layer gives two vectors, which begin alike
+        mine.weight[first : first + size, columns - width :] = weight
+
+
+def _take_last(fuse: nn.Linear, scale: float) -> None:
+    """Let a fusing matrix give its last input times `scale`, and next to nothing of the others."""
+    size, columns = fuse.weight.shape
+    fuse.weight.mul_(0.1 * scale)
+    fuse.weight[:, columns - size :] += scale * torch.eye(size)
