@@ -19,7 +19,7 @@ from adaptspec.trees import (
     sampled_chain,
     sampled_tree,
 )
-from adaptspec.trees.algebra import _select
+from adaptspec.trees.algebra import select_rows
 from adaptspec.types import DraftTree
 from tests.trees.sampled_specification import (
     ROOT_TOKEN,
@@ -120,7 +120,7 @@ def test_pruning_a_sampled_tree_by_score_is_biased() -> None:
 
     def build(expand: DraftModel, rng: Script) -> DraftTree:
         tree = grown(5)(expand, rng)
-        return _select(tree, np.sort(np.argsort(-tree.scores, kind="stable")[:3]))
+        return select_rows(tree, np.sort(np.argsort(-tree.scores, kind="stable")[:3]))
 
     assert total_variation(emitted_joint(build, recursive_rejection, 4), target_joint(4)) > Fraction(1, 1000)
 
@@ -132,7 +132,7 @@ def test_choosing_among_drawn_tokens_by_their_own_value_is_biased() -> None:
     def build(expand: DraftModel, rng: Script) -> DraftTree:
         tree = sampled_tree(expand, [2], root=ROOT_TOKEN, siblings="without-replacement", rng=rng)
         keep = np.exp(tree.scores) >= 0.3
-        return _select(tree, np.flatnonzero(keep))
+        return select_rows(tree, np.flatnonzero(keep))
 
     assert total_variation(emitted_joint(build, recursive_rejection, 2), target_joint(2)) > Fraction(1, 1000)
 
