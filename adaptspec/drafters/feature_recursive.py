@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from adaptspec.drafters.cells import Cell
     from adaptspec.drafters.cells.recursion import Recursion
     from adaptspec.target.base import Target
-    from adaptspec.vocab import VocabHead, VocabHeads
+    from adaptspec.vocab import HeadSets, VocabHead
 
 Tree = Literal["chain", "dynamic", "static"]
 
@@ -88,17 +88,15 @@ class FeatureRecursive(Drafter):
         if self.siblings == "without-replacement" and self.tree == "chain":
             raise ValueError("siblings of a chain must be 'iid' or 'deterministic', got 'without-replacement'")
         self._recursion: Recursion | None = None
-        self._vocabs: list[VocabHeads] = []
+        self._sets: HeadSets | None = None
         self._bound: tuple[Any, ...] = ()
         self._vocab_size = 0
 
     def use_vocab(self, names: Sequence[str]) -> None:
-        from adaptspec.vocab import VocabHeads
-
         super().use_vocab(names)
-        if not self._vocabs or self._vocabs[0].names != self.vocab:  # else they stay with what they learnt
-            self._vocabs = [VocabHeads(self.vocab)]
-            self._bound = ()
+        if self._head_sets().names != self.vocab:  # else they stay with what they learnt
+            self._sets, self._bound = None, ()
+            self._head_sets()  # says which names it knows
 
     def bind(self, target: Target) -> None:
         from functools import partial
@@ -124,20 +122,18 @@ class FeatureRecursive(Drafter):
         if weights.embeddings is not None:
             embed = partial(embedding, weight=weights.embeddings.to(device=parts.device, dtype=parts.dtype))
         matrices = weights.heads or (parts.head if weights.head is None else weights.head,)
-        if len(self._vocab_heads()) != len(matrices):
-            self._vocabs = [type(self._vocabs[0])(self.vocab) for _ in matrices]
-        for heads, matrix in zip(self._vocabs, matrices, strict=True):
-            heads.bind(
-                matrix.to(device=parts.device, dtype=parts.dtype),
-                token_ids=weights.token_ids,
-                vocab_size=parts.vocab_size,
-                keep=parts.special_ids,
-            )
+        heads = self._head_sets()
+        heads.bind(
+            [matrix.to(device=parts.device, dtype=parts.dtype) for matrix in matrices],
+            token_ids=weights.token_ids,
+            vocab_size=parts.vocab_size,
+            keep=parts.special_ids,
+        )
         self.needs = Needs(
             taps=tuple(sorted(set(config.taps))),
-            target_top_k=max(heads.needs_top_k for heads in self._vocabs),
-            prompt_top_k=max(heads.needs_prompt_top_k for heads in self._vocabs),
-            target_top_logits=any(heads.needs_top_logits for heads in self._vocabs),
+            target_top_k=heads.needs_top_k,
+            prompt_top_k=heads.needs_prompt_top_k,
+            target_top_logits=heads.needs_top_logits,
         )
         self._recursion = Recursion(cell, embed)
         self._vocab_size = parts.vocab_size
@@ -151,8 +147,7 @@ class FeatureRecursive(Drafter):
     ) -> None:
         recursion = self._open()
         recursion.start()
-        for heads in self._vocabs:
-            heads.prefill(token_ids, top_ids)
+        self._head_sets().prefill(token_ids, top_ids)
         if features is None:
             raise ValueError(f"{self.name} needs the hidden states of the layers {list(self.needs.taps)}, got none")
         recursion.push(token_ids[1:], features)
@@ -175,8 +170,7 @@ class FeatureRecursive(Drafter):
 
     def observe(self, observation: Observation) -> None:
         recursion = self._open()
-        for heads in self._vocabs:
-            heads.observe(observation)
+        self._head_sets().observe(observation)
         recursion.push(observation.tokens, observation.features)
 
     @property
@@ -188,31 +182,20 @@ class FeatureRecursive(Drafter):
         self._open().settle(but_last=True)
 
     def finish(self) -> None:
-        for heads in self._vocabs:
-            heads.finish()
+        self._head_sets().finish()
         self._open().start()
 
     def reset(self) -> None:
-        for heads in self._vocabs:
-            heads.reset()
+        self._head_sets().reset()
         if self._recursion is not None:
             self._recursion.start()
 
     def state_dict(self) -> dict[str, Any]:
         """What vocabulary heads learnt over requests."""
-        states = [heads.state_dict() for heads in self._vocabs]
-        return {"vocab": states} if any(states) else {}
+        return self._head_sets().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or set(state) - {"vocab"}:
-            got = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"state of drafter {self.name!r} must have no key but 'vocab', got {got}")
-        vocabs = self._vocab_heads()
-        states = state.get("vocab", [{} for _ in vocabs])
-        if not isinstance(states, list) or len(states) != len(vocabs):
-            raise ValueError(f"vocab of the state must be a list of {len(vocabs)} states, got {states!r:.80}")
-        for heads, one in zip(vocabs, states, strict=True):
-            heads.load_state_dict(one)
+        self._head_sets().load_state_dict(state, drafter=self.name, bound=self._recursion is not None)
 
     def draft_probs_along(self, context: DraftContext, token_ids: np.ndarray) -> np.ndarray:
         """q along given tokens: float32 [n, V], row j is what token j would be drawn from if the cell had drafted the
@@ -278,17 +261,18 @@ class FeatureRecursive(Drafter):
         return expand
 
     def _head(self, vocab: str, depth: int) -> VocabHead:
-        return self._vocabs[min(depth, len(self._vocabs)) - 1][vocab]
+        heads = self._head_sets()
+        return heads[min(depth, len(heads)) - 1][vocab]
 
     def _template(self, budget: int) -> Template:
         return rank_template(self.branching, budget, self.max_depth)
 
-    def _vocab_heads(self) -> list[VocabHeads]:
-        if not self._vocabs:
-            from adaptspec.vocab import VocabHeads
+    def _head_sets(self) -> HeadSets:
+        if self._sets is None:
+            from adaptspec.vocab import HeadSets
 
-            self._vocabs = [VocabHeads(self.vocab)]
-        return self._vocabs
+            self._sets = HeadSets(self.vocab)
+        return self._sets
 
     def _open(self) -> Recursion:
         if self._recursion is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adaptspec.drafters.target_parts import TargetParts
     from adaptspec.kernels.vocab_head import TopTokens
     from adaptspec.target.base import Target
-    from adaptspec.vocab import VocabHeads
+    from adaptspec.vocab import HeadSets
 
 CANDIDATES = 16
 """Most likely tokens looked at per position."""
@@ -50,22 +50,20 @@ class HeadsDrafter(Drafter):
         self.max_depth = max_depth
         self._heads: Any = None
         self._parts: TargetParts | None = None
-        self._vocabs: list[VocabHeads] = []
+        self._sets: HeadSets | None = None
         self._bound: tuple[Any, ...] = ()
 
     def use_vocab(self, names: Sequence[str]) -> None:
-        from adaptspec.vocab import VocabHeads
-
         super().use_vocab(names)
-        VocabHeads(names)  # says which names it knows
-        self._vocabs, self._bound = [], ()
+        if self._head_sets().names != self.vocab:  # else they stay with what they learnt
+            self._sets, self._bound = None, ()
+            self._head_sets()  # says which names it knows
 
     def bind(self, target: Target) -> None:
         import copy
 
         from adaptspec.drafters.head_weights import load_heads
         from adaptspec.drafters.target_parts import target_parts
-        from adaptspec.vocab import VocabHeads
 
         parts = target_parts(target, drafter=self.name)
         bound = (target.model, parts.device, parts.dtype, parts.special_ids)  # type: ignore[attr-defined]
@@ -87,14 +85,13 @@ class HeadsDrafter(Drafter):
         # A copy: the module that was handed in keeps its own type, device and gradients.
         module = copy.deepcopy(module).to(device=parts.device, dtype=parts.dtype).eval().requires_grad_(False)
         weights = module.output_weights() or [parts.head]
-        if not self._vocabs:
-            self._vocabs = [VocabHeads(self.vocab) for _ in weights]
-        for heads, weight in zip(self._vocabs, weights, strict=True):
-            heads.bind(weight, vocab_size=parts.vocab_size, keep=parts.special_ids)
+        heads = self._head_sets()
+        heads.bind(weights, vocab_size=parts.vocab_size, keep=parts.special_ids)
         self.needs = Needs(
             taps=(parts.layers,),
-            target_top_k=self._vocabs[0].needs_top_k,
-            prompt_top_k=self._vocabs[0].needs_prompt_top_k,
+            target_top_k=heads.needs_top_k,
+            prompt_top_k=heads.needs_prompt_top_k,
+            target_top_logits=heads.needs_top_logits,
         )
         self._heads, self._parts, self._bound = module, parts, bound
         self._close()
@@ -106,8 +103,7 @@ class HeadsDrafter(Drafter):
         top_ids: np.ndarray | None = None,
     ) -> None:
         parts = self._open()
-        for heads in self._vocabs:
-            heads.prefill(token_ids, top_ids)
+        self._head_sets().prefill(token_ids, top_ids)
         if features is None or parts.layers not in features:
             raise ValueError(f"{self.name} needs the hidden states of layer {parts.layers}, got none")
         self._close()
@@ -125,34 +121,23 @@ class HeadsDrafter(Drafter):
 
     def observe(self, observation: Observation) -> None:
         parts = self._open()
-        for heads in self._vocabs:
-            heads.observe(observation)
+        self._head_sets().observe(observation)
         if parts.layers in observation.features:
             self._take(self._normed(observation.features[parts.layers]), first=None)
 
     def finish(self) -> None:
-        for heads in self._vocabs:
-            heads.finish()
+        self._head_sets().finish()
         self._close()
 
     def reset(self) -> None:
-        for heads in self._vocabs:
-            heads.reset()
+        self._head_sets().reset()
 
     def state_dict(self) -> dict[str, Any]:
         """What vocabulary heads learnt over requests."""
-        states = [state for heads in self._vocabs if (state := heads.state_dict())]
-        return {"vocab": states} if states else {}
+        return self._head_sets().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or set(state) - {"vocab"}:
-            got = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"state of drafter {self.name!r} must have no key but 'vocab', got {got}")
-        states = state.get("vocab", [{} for _ in self._vocabs])
-        if not isinstance(states, list) or len(states) != len(self._vocabs):
-            raise ValueError(f"vocab of the state must be a list of {len(self._vocabs)} states, got {states!r:.80}")
-        for heads, one in zip(self._vocabs, states, strict=True):
-            heads.load_state_dict(one)
+        self._head_sets().load_state_dict(state, drafter=self.name, bound=self._parts is not None)
 
     @abstractmethod
     def _take(self, hidden: torch.Tensor, *, first: int | None) -> None:
@@ -170,7 +155,8 @@ class HeadsDrafter(Drafter):
         """The most likely tokens under head number `head` for its inputs [M, H]."""
         import torch
 
-        heads = self._vocabs[min(head, len(self._vocabs) - 1)][vocab]
+        sets = self._head_sets()
+        heads = sets[min(head, len(sets) - 1)][vocab]
         if heads.weight.shape[1] > hidden.shape[1]:  # the last column is the bias
             hidden = torch.cat([hidden, hidden.new_ones((len(hidden), 1))], dim=1)
         return heads.top(hidden.to(heads.weight.dtype), k=min(count, heads.rows), depth=head + 1)
@@ -180,6 +166,13 @@ class HeadsDrafter(Drafter):
 
         with torch.inference_mode():
             return self._open().norm(hidden)
+
+    def _head_sets(self) -> HeadSets:
+        if self._sets is None:
+            from adaptspec.vocab import HeadSets
+
+            self._sets = HeadSets(self.vocab)
+        return self._sets
 
     def _open(self) -> TargetParts:
         if self._parts is None:

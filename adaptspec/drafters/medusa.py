@@ -54,7 +54,7 @@ class Medusa(HeadsDrafter):
         if self._hidden is None:
             return DraftTree.empty()
         inputs = [block(self._hidden) for block in self._heads.blocks[:depth]]
-        if len(self._vocabs) == 1:
+        if len(self._head_sets()) == 1:
             # One product for all heads: the output matrix is far larger than what it multiplies, and read once.
             tops = [self._top(torch.cat(inputs), head=0, vocab=context.vocab, count=CANDIDATES)]
         else:

@@ -3,6 +3,7 @@
 from adaptspec.vocab import coral, dynaspec, evospec, frequency, full, microspec, trim
 from adaptspec.vocab.base import HeadData, TopTokens, VocabHead
 from adaptspec.vocab.counts import FrequencyList, count_tokens, load_frequencies, save_frequencies
+from adaptspec.vocab.head_sets import HeadSets
 from adaptspec.vocab.heads import VocabHeads
 from adaptspec.vocab.registry import VOCAB_HEADS, check_vocab, make_head, register_vocab_head
 from adaptspec.vocab.routers import Router, load_router, save_router
@@ -12,6 +13,7 @@ __all__ = [
     "VOCAB_HEADS",
     "FrequencyList",
     "HeadData",
+    "HeadSets",
     "Router",
     "RouterTraining",
     "TopTokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from adaptspec.drafters.medusa import Medusa
 from adaptspec.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from adaptspec.target.hf import HFTarget
 from adaptspec.types import DraftContext, DraftTree, Observation, Sampling, Verdict
+from adaptspec.vocab import count_tokens, save_frequencies
 from tests import tiny_models
 from tests.drafters.even_head import even_head
 
@@ -304,3 +306,39 @@ def test_a_trained_folder_is_loaded(coded: HFTarget, tmp_path: Any) -> None:
     save_weights(tmp_path, {**module.state_dict(), "more": torch.ones(3)}, card, bits=32)
     with pytest.raises(ValueError, match="weights do not fit their config at more"):
         make_drafter(f"medusa:{tmp_path}").bind(coded)
+
+
+@pytest.mark.parametrize(("drafter", "rows"), [("medusa", None), ("medusa", 64), ("hydra", None)])
+def test_what_vocabularies_learnt_is_restored_before_a_target_is_met(
+    drafter: str, rows: int | None, tmp_path: Path
+) -> None:
+    model = tiny_models.make_llama()
+    save_frequencies(tmp_path / "counts.safetensors", count_tokens([np.arange(64)], vocab_size=64))
+    vocab = f"evospec:16+8:{tmp_path / 'counts.safetensors'}"
+    torch.manual_seed(0)
+    module = (
+        HydraHeads(HydraConfig(32, heads=3))
+        if drafter == "hydra"
+        else MedusaHeads(MedusaConfig(32, 3, vocab_size=rows))
+    )
+
+    def make() -> AdaptiveSpec:
+        own = make_drafter(drafter, path=module)
+        return AdaptiveSpec([own], f"fixed:{drafter}@12/{vocab}", vocab=(vocab,), budgets=(12,))
+
+    def run(spec: AdaptiveSpec, text: list[int]) -> list[int]:
+        result = spec.generate(model, torch.tensor([text]), max_new_tokens=24, eos_token_id=64)
+        assert result.stats.set_aside == {}
+        return [record.accepted for record in result.trace]
+
+    spec, again = make(), make()
+    run(spec, [3, 60, 9, 3, 61])
+    state = spec.drafters[drafter].state_dict()
+    assert len(state["vocab"]) == (3 if rows else 1)
+    again.drafters[drafter].load_state_dict(state)
+    assert again.drafters[drafter].state_dict() == state
+    assert run(spec, [9, 60, 3]) == run(again, [9, 60, 3])
+    with pytest.raises(ValueError, match="no key but 'vocab', got other"):
+        make().drafters[drafter].load_state_dict({"other": 1})
+    with pytest.raises(ValueError, match="must be a list of"):
+        again.drafters[drafter].load_state_dict({"vocab": [{}] * 7})
