@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= cli,experiments,serving,dev
 ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -19,7 +20,7 @@ LLAMA_CMAKE ?= -DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGG
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12  VENV=.venv  ARGS="arguments of the command, or of pytest"'
+	@echo 'Variables: PYTHON=python3.12  VENV=.venv  WORKERS=2 (test processes)  ARGS="arguments of the command, or of pytest"'
 
 setup: $(MODEL)  ## virtual environment, package and embedded model
 
@@ -27,10 +28,11 @@ demo: $(MODEL)  ## the policy at work on the embedded model
 	@$(BIN)/adaptspec demo $(ARGS)
 
 test: $(MODEL)  ## the whole test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-oldest: $(MODEL) $(OLDEST)  ## what touches transformers, with the oldest version supported
-	@PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/target/test_hf_target.py tests/target/test_rows.py tests/lossless $(ARGS)
+	@PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		tests/target/test_hf_target.py tests/target/test_rows.py tests/lossless $(ARGS)
 
 test-vllm: $(MODEL) $(VLLM)/.installed  ## the vLLM adapter in a real engine on the CPU, in an environment of its own
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests_vllm $(ARGS)
