@@ -205,7 +205,8 @@ BAD_SPECS = [
     ({"verifier": "blok"}, "unknown verifier 'blok'; did you mean 'block'"),
     ({"draft_timeout": 0}, "draft_timeout must be > 0"),
     ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
-    ({"vocab": ("fr",)}, "unknown vocab 'fr'"),
+    ({"vocab": ("frr:16",)}, "unknown vocab 'frr'; did you mean 'fr'"),
+    ({"vocab": ("fr",)}, "vocab 'fr' must give a number of rows >= 1 behind the colon, got ''"),
 ]
 
 
