@@ -56,7 +56,10 @@ def plain() -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Llama]:
-    yield make_llama(draft_model=AdaptiveDraft())
+    draft = AdaptiveDraft()
+    llama = make_llama(draft_model=draft)
+    draft.attach(llama)
+    yield llama
 
 
 def test_drafts_are_used_and_accepted() -> None:
@@ -74,6 +77,17 @@ def test_drafts_are_used_and_accepted() -> None:
     assert made["choices"][0]["text"].count("cat") >= 2
     assert sum(accepted) > 24 and max(accepted) == 4
     assert len(accepted) < 24  # rounds instead of 48
+
+
+def test_texts_longer_than_a_batch_are_drafted_for() -> None:
+    """Attached, the buffer for logits holds the whole context; by default drafts overrun its 512 rows."""
+    draft = AdaptiveDraft(strategy="fixed:suffix@4", guard=None)
+    llama = make_llama(draft_model=draft)
+    draft.attach(llama)
+    prompt = ("The cat sat on the mat and the dog lay by the door. " * 45).rstrip()
+    made = llama(prompt, max_tokens=24, temperature=0.0)
+    assert made["usage"]["prompt_tokens"] > 512
+    assert made["choices"][0]["text"].count("cat") >= 1
 
 
 def test_never_below_the_floor(plain: Llama, drafting: Llama) -> None:

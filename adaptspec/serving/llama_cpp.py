@@ -3,10 +3,14 @@ than they save.
 
 `Llama` calls it once per round with the whole text and tells it nothing: what was accepted is the difference between
 two calls. One sequence at a time, chains only. Nothing of llama_cpp is imported: it asks for a callable, no more.
+
+With any draft model `Llama` copies the logits of every token, prompts included, out of llama.cpp, drafts or not.
+`attach` limits that to the passes that verify a draft.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -48,7 +52,7 @@ class AdaptiveDraft:
         max_context: longer texts are not looked up in.
         max_past_tokens: past outputs remembered.
         off_rounds: once it is decided to draft nothing, the next decision is taken so many rounds later: in between,
-            being off costs nothing.
+            being off costs nothing. Where nothing can be drafted, one is taken in every so many rounds.
 
     Raises:
         ValueError: an unknown drafter or a value out of range.
@@ -69,7 +73,7 @@ class AdaptiveDraft:
         seed: int = 0,
         max_context: int = 32_768,
         max_past_tokens: int = 100_000,
-        off_rounds: int = 4,
+        off_rounds: int = 8,
     ) -> None:
         if isinstance(drafters, str) or not drafters:
             raise ValueError(f"drafters must be a list of names, got {drafters!r}")
@@ -98,7 +102,35 @@ class AdaptiveDraft:
         self._prompt_length = 0
         self._text = _NOTHING
         self._round: _Round | None = None
-        self._rest = 0
+        self._rest = self._empty = 0
+
+    def attach(self, llama: Any) -> None:
+        """Let `llama`, made with this object as its `draft_model`, keep logits only where a draft is verified.
+
+        While attached it gives no logprobs, and stopping criteria that look at logits see none. Its buffer for logits
+        also gets a row for every position of the context: one of fewer, which it has by default, is overrun by drafts
+        in longer texts.
+
+        Raises:
+            ValueError: another draft model's, or a `Llama` that is not the one this was written for, with the reason.
+        """
+        if getattr(llama, "draft_model", None) is not self:
+            raise ValueError("llama must be made with draft_model= this object")
+        if problem := _llama_problem(llama):
+            raise ValueError(f"adaptspec cannot attach to this llama_cpp: {problem}")
+        rows, columns = llama.scores.shape
+        if rows < llama.n_ctx():
+            llama.scores = np.ndarray((llama.n_ctx(), columns), dtype=llama.scores.dtype)
+        evaluate = llama.eval
+
+        def eval_with_few_logits(tokens: Sequence[int]) -> None:
+            drafted = [] if self._round is None else self._round.draft
+            behind = list(tokens[1:])
+            llama._logits_all = bool(behind) and behind == drafted[: len(behind)]
+            evaluate(tokens)
+
+        llama.eval = eval_with_few_logits
+        llama._logits_all = False
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """A draft behind `input_ids` [T], the whole text; empty for none."""
@@ -157,6 +189,10 @@ class AdaptiveDraft:
             begun = perf_counter()
             peeked[name] = self._requests.draft(row, name, row.limit)
             seconds[name] = perf_counter() - begun
+        if not any(chain.tokens for chain in peeked.values()) and self._empty < self.off_rounds - 1:
+            self._empty += 1  # nothing to decide; now and then the policy shall see what a round without a draft takes
+            return []
+        self._empty = 0
         decision = self.policy.decide(
             StepContext(
                 request_ids=[row.request_id],
@@ -176,3 +212,16 @@ class AdaptiveDraft:
         deciding = perf_counter() - started - sum(used.values())
         self._round = _Round(decision, draft, len(row.text), used, max(0.0, deciding), started)
         return draft
+
+
+def _llama_problem(llama: Any) -> str | None:
+    """What `attach` relies on and a `Llama` has not; None if it has all."""
+    for name in ("eval", "scores", "n_ctx", "_logits_all"):
+        if not hasattr(llama, name):
+            return f"{type(llama).__name__} has no {name}"
+    found = tuple(inspect.signature(llama.eval).parameters)
+    if found != ("tokens",):
+        return f"eval takes ({', '.join(found)}), expected is (tokens)"
+    if not isinstance(llama._logits_all, bool):
+        return f"_logits_all is {llama._logits_all!r}, expected is True or False"
+    return None

@@ -71,7 +71,7 @@ class AdaptiveProposer(vllm_capture.PassListener):
         self._facts: vllm_capture.PassFacts | None = None
         self._limits: dict[Hashable, int] = {}
         self._pending: _Pending | None = None
-        self._rest = 0
+        self._rest = self._empty = 0
         self._decided_for: frozenset[Hashable] = frozenset()
         self._log = _StepLog(settings.log_seconds)
         if not self.off:
@@ -120,6 +120,11 @@ class AdaptiveProposer(vllm_capture.PassListener):
         if not rows or self._resting(ids):
             return drafts
         peeked, peek_seconds = self._peek(rows)
+        declined = not self._stateful and not any(chain.tokens for chains in peeked.values() for chain in chains)
+        if declined and self._empty < self.settings.off_steps - 1:
+            self._empty += 1  # nothing to decide
+            return drafts
+        self._empty = 0
         context = self._context(rows, peeked, _prefill_ahead(facts, sampled_token_ids))
         decision = self.policy.decide(context)
         pending = self._draft(rows, decision, peeked, peek_seconds, context.prefill_tokens, started)

@@ -32,7 +32,8 @@ class Settings:
         max_past_tokens: past outputs kept by the suffix drafter.
         max_caches: requests for which a draft model keeps its KV cache at once.
         off_steps: once it is decided to draft nothing, the next decision is taken so many steps later, or when a
-            request joins: in between, being off costs nothing.
+            request joins: in between, being off costs nothing. Where nothing can be drafted, one is taken in every so
+            many steps.
         capture: take request ids and what was scheduled from the model runner.
         log_seconds: how often to log what was decided; 0 for never.
     """

@@ -107,7 +107,7 @@ def test_feedback_is_the_difference_between_two_calls(clock: list[float]) -> Non
     call(1, 2, 3, 4, 1, 2, 3, 9, 1)
     call(6, 6, 6)  # another request: nothing is told of the last round
     call(6, 6, 6, 6, 6, 6, 6, 6)
-    assert told == [(4, 4, 1), (0, 0, 0), (4, 4, 4)]
+    assert told == [(4, 4, 1), (4, 4, 4)]  # of a round in which nothing could be drafted, nothing
 
 
 def test_a_text_that_goes_on_by_more_than_the_draft_is_another_request(clock: list[float]) -> None:
@@ -126,6 +126,59 @@ def test_off_is_off(clock: list[float]) -> None:
     draft = AdaptiveDraft(strategy="fixed:ar")
     assert draft(np.array([1, 2, 1, 2, 1], dtype=np.intc)).tolist() == []
     assert AdaptiveDraft()(np.zeros(0, np.intc)).tolist() == []
+
+
+class Attachable:
+    """What `attach` looks at in a `Llama`: every draft model makes it keep all logits."""
+
+    def __init__(self, draft: Any) -> None:
+        self.draft_model = draft
+        self._logits_all = True
+        self.scores = np.zeros((8, 50), dtype=np.single)
+        self.kept: list[bool] = []
+
+    def n_ctx(self) -> int:
+        return 32
+
+    def eval(self, tokens: Any) -> None:
+        self.kept.append(self._logits_all)
+
+
+def test_logits_are_kept_only_where_a_draft_is_verified() -> None:
+    draft = AdaptiveDraft(strategy="fixed:suffix@4", guard=None)
+    llama = Attachable(draft)
+    draft.attach(llama)
+    assert llama.scores.shape == (32, 50)
+    llama.eval([5, 6, 5])  # the prompt
+    drafted = draft(np.array([5, 6, 5, 6], dtype=np.intc)).tolist()
+    assert drafted
+    llama.eval([6, *drafted])
+    llama.eval([6, *drafted[:1]])  # cut off at the end of the context
+    llama.eval([6])
+    llama.eval([1, 2, 3, 4])  # another prompt
+    assert llama.kept == [False, True, True, False, False]
+
+
+def test_attach_refuses_what_it_was_not_written_for() -> None:
+    draft = AdaptiveDraft()
+    with pytest.raises(ValueError, match="must be made with draft_model="):
+        draft.attach(Attachable(AdaptiveDraft()))
+
+    class Renamed(Attachable):
+        def eval(self, batch: Any) -> None: ...
+
+    class Typed(Attachable):
+        def __init__(self, draft: Any) -> None:
+            super().__init__(draft)
+            self._logits_all = "all"  # type: ignore[assignment]
+
+    for changed, problem in ((Renamed, r"eval takes \(batch\)"), (Typed, "_logits_all is 'all'")):
+        with pytest.raises(ValueError, match=problem):
+            draft.attach(changed(draft))
+    llama = Attachable(draft)
+    del llama.scores
+    with pytest.raises(ValueError, match="Attachable has no scores"):
+        draft.attach(llama)
 
 
 @pytest.mark.parametrize(
