@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from adaptspec.drafters.base import Drafter, Needs
+from adaptspec.drafters.base import Needs
+from adaptspec.drafters.headed import HeadedDrafter
 from adaptspec.drafters.static_tree import limit_depth, rank_template, static_tree
 from adaptspec.names import unknown_name
 from adaptspec.trees import Expand, ExpandRows, Template, beam_rerank, sampled_chain, sampled_tree
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from adaptspec.drafters.cells import Cell
     from adaptspec.drafters.cells.recursion import Recursion
     from adaptspec.target.base import Target
-    from adaptspec.vocab import HeadSets, VocabHead
+    from adaptspec.vocab import VocabHead
 
 Tree = Literal["chain", "dynamic", "static"]
 
 
-class FeatureRecursive(Drafter):
+class FeatureRecursive(HeadedDrafter):
     """A cell takes the target's hidden state of a position and the embedding of the next token, gives a hidden state
     for the head, and is run on along a tree by being fed what it returned.
 
@@ -49,8 +50,6 @@ class FeatureRecursive(Drafter):
         ValueError: options out of range; on `bind`, weights that are missing or do not fit the target.
     """
 
-    isolate = False
-    takes_vocab = True
     kind: ClassVar[str] = ""
     """Of the cell."""
     layers: ClassVar[int | None] = None
@@ -70,6 +69,7 @@ class FeatureRecursive(Drafter):
         max_depth: int | None = None,
         siblings: Siblings | None = None,
     ) -> None:
+        super().__init__()
         self.path = path
         self.tree: Tree = self.default_tree if tree is None else tree
         self.branching = self.default_branching if branching is None else branching
@@ -88,15 +88,7 @@ class FeatureRecursive(Drafter):
         if self.siblings == "without-replacement" and self.tree == "chain":
             raise ValueError("siblings of a chain must be 'iid' or 'deterministic', got 'without-replacement'")
         self._recursion: Recursion | None = None
-        self._sets: HeadSets | None = None
-        self._bound: tuple[Any, ...] = ()
         self._vocab_size = 0
-
-    def use_vocab(self, names: Sequence[str]) -> None:
-        super().use_vocab(names)
-        if self._head_sets().names != self.vocab:  # else they stay with what they learnt
-            self._sets, self._bound = None, ()
-            self._head_sets()  # says which names it knows
 
     def bind(self, target: Target) -> None:
         from functools import partial
@@ -190,13 +182,6 @@ class FeatureRecursive(Drafter):
         if self._recursion is not None:
             self._recursion.start()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What vocabulary heads learnt over requests."""
-        return self._head_sets().state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._head_sets().load_state_dict(state, drafter=self.name, bound=self._recursion is not None)
-
     def draft_probs_along(self, context: DraftContext, token_ids: np.ndarray) -> np.ndarray:
         """q along given tokens: float32 [n, V], row j is what token j would be drawn from if the cell had drafted the
         tokens before it, by the cell's own recursion. For judging steps in which the drafter was not played.
@@ -266,13 +251,6 @@ class FeatureRecursive(Drafter):
 
     def _template(self, budget: int) -> Template:
         return rank_template(self.branching, budget, self.max_depth)
-
-    def _head_sets(self) -> HeadSets:
-        if self._sets is None:
-            from adaptspec.vocab import HeadSets
-
-            self._sets = HeadSets(self.vocab)
-        return self._sets
 
     def _open(self) -> Recursion:
         if self._recursion is None:

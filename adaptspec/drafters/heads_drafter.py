@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adaptspec.drafters.base import Drafter, Needs
+from adaptspec.drafters.base import Needs
+from adaptspec.drafters.headed import HeadedDrafter
 from adaptspec.types import DraftContext, DraftTree, Observation
 
 if TYPE_CHECKING:
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
     from adaptspec.drafters.target_parts import TargetParts
     from adaptspec.kernels.vocab_head import TopTokens
     from adaptspec.target.base import Target
-    from adaptspec.vocab import HeadSets
 
 CANDIDATES = 16
 """Most likely tokens looked at per position."""
 
 
-class HeadsDrafter(Drafter):
+class HeadsDrafter(HeadedDrafter):
     """Drafts from the target's final-norm hidden states.
 
     The root is not in the target's cache yet when it is drafted from, so the newest hidden state belongs to the token
@@ -38,26 +38,17 @@ class HeadsDrafter(Drafter):
         ValueError: options out of range; on `bind`, weights that do not fit the target.
     """
 
-    isolate = False
-    takes_vocab = True
     module: ClassVar[str] = ""
     """Name of the module class, for messages."""
 
     def __init__(self, path: str | torch.nn.Module | None = None, *, max_depth: int = 8) -> None:
         if max_depth < 1:
             raise ValueError(f"max_depth must be >= 1, got {max_depth}")
+        super().__init__()
         self.path = path
         self.max_depth = max_depth
         self._heads: Any = None
         self._parts: TargetParts | None = None
-        self._sets: HeadSets | None = None
-        self._bound: tuple[Any, ...] = ()
-
-    def use_vocab(self, names: Sequence[str]) -> None:
-        super().use_vocab(names)
-        if self._head_sets().names != self.vocab:  # else they stay with what they learnt
-            self._sets, self._bound = None, ()
-            self._head_sets()  # says which names it knows
 
     def bind(self, target: Target) -> None:
         import copy
@@ -132,13 +123,6 @@ class HeadsDrafter(Drafter):
     def reset(self) -> None:
         self._head_sets().reset()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What vocabulary heads learnt over requests."""
-        return self._head_sets().state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._head_sets().load_state_dict(state, drafter=self.name, bound=self._parts is not None)
-
     @abstractmethod
     def _take(self, hidden: torch.Tensor, *, first: int | None) -> None:
         """New final-norm hidden states [T, H] of committed tokens, the root left out; `first` is 0 at prefill."""
@@ -166,13 +150,6 @@ class HeadsDrafter(Drafter):
 
         with torch.inference_mode():
             return self._open().norm(hidden)
-
-    def _head_sets(self) -> HeadSets:
-        if self._sets is None:
-            from adaptspec.vocab import HeadSets
-
-            self._sets = HeadSets(self.vocab)
-        return self._sets
 
     def _open(self) -> TargetParts:
         if self._parts is None:
