@@ -371,7 +371,7 @@ def test_outcomes_that_do_not_fit_the_decision_are_refused_and_teach_nothing() -
 
 
 def test_a_step_of_256_requests_and_32_arms_is_decided_and_learnt_in_time() -> None:
-    """About a millisecond on one quiet core; the bound allows for a loaded one. The fastest of many counts."""
+    """Two milliseconds on one core; the bound allows for a loaded one. The fastest of many counts."""
     arms = [f"d{drafter}@{length}" for drafter in range(4) for length in range(1, 9)]
     policy = ServingPolicy(arms, "hedge", policy_share=1.0)
     ids, rng = names(256), np.random.default_rng(0)
