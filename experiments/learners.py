@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ def merge_interval(sharing: str) -> int:
     return int(sharing == "shared")
 
 
-class Learner:
+class Learner(ABC):
     """One policy on every replica. All arrays are [replicas, arms].
 
     Attributes:
@@ -51,15 +52,16 @@ class Learner:
         self._chosen = self._choose()
         return self._chosen
 
+    @abstractmethod
     def _choose(self) -> np.ndarray:
-        raise NotImplementedError
+        """int64 [replicas]."""
 
     def learn_played(self, gains: np.ndarray, alive: np.ndarray) -> None:
-        """Gains [replicas] of the arms that were played."""
+        """Gains [replicas] of the arms that were played; not asked of learners with full information."""
         raise NotImplementedError
 
     def learn_all(self, gains: np.ndarray, observed: np.ndarray) -> None:
-        """Gains and mask of all arms."""
+        """Gains and mask of all arms; asked of learners with full information only."""
         raise NotImplementedError
 
     def merge(self, *, shared: bool) -> None:

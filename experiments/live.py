@@ -91,13 +91,7 @@ class LiveRun(ModelWork):
                 temperature=temperature,
                 tokenizer=self.tokenizer,
             )
-            return Generated(
-                token_ids=tuple(result.sequences[0, len(input_ids) :].tolist()),
-                prefill_seconds=result.stats.prefill_seconds,
-                accept_lengths=tuple(step.emitted for step in result.trace),
-                steps=tuple(result.trace),
-                finish_reason=result.finish_reason,
-            )
+            return Generated.of(result, prompt_length=len(input_ids))
 
         return generate
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from adaptspec.cli.conversation import Conversation
 from adaptspec.cli.prompts import Prompt
 from adaptspec.types import StepRecord
+
+if TYPE_CHECKING:
+    from adaptspec.results import GenerationResult
 
 Kind = Literal["reference", "fixed", "strategy"]
 KINDS: tuple[Kind, ...] = ("reference", "fixed", "strategy")
@@ -32,6 +35,17 @@ class Generated:
     accept_lengths: tuple[int, ...]
     steps: tuple[StepRecord, ...] = ()
     finish_reason: str = ""
+
+    @classmethod
+    def of(cls, result: GenerationResult, *, prompt_length: int) -> Generated:
+        """What `AdaptiveSpec.generate` returned for a prompt."""
+        return cls(
+            token_ids=tuple(result.sequences[0, prompt_length:].tolist()),
+            prefill_seconds=result.stats.prefill_seconds,
+            accept_lengths=tuple(step.emitted for step in result.trace),
+            steps=tuple(result.trace),
+            finish_reason=result.finish_reason,
+        )
 
 
 Generate = Callable[[Sequence[int], int], Generated]

@@ -121,8 +121,7 @@ def load_cell(
         where, weights = str(folder), _from_folder(folder)
     elif is_weights_folder(source):
         where = str(source)
-        if why := _foreign(read_card(source), target):
-            raise ValueError(f"{source} was not trained for this target: {why}")
+        check_target(read_card(source), target, where=str(source))
         weights = _from_folder(Path(source))
     else:
         where, weights = str(source), _from_checkpoint(source, kind=kind, target=target)
@@ -151,6 +150,12 @@ def _fingerprint(parts: TargetParts) -> dict[str, Any]:
         "vocab_size": parts.vocab_size,
         "weights": [[float(f"{value:.5g}") for value in part.float().tolist()] for part in numbers],
     }
+
+
+def check_target(card: Mapping[str, Any], target: HFTarget, *, where: str) -> None:
+    """Raise ValueError unless the card's target is this one, in whatever precision."""
+    if why := _foreign(card, target):
+        raise ValueError(f"{where} was not trained for this target: {why}")
 
 
 def _foreign(card: Mapping[str, Any], target: HFTarget) -> str | None:

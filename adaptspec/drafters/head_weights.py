@@ -6,22 +6,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from adaptspec.drafters.cell_weights import target_fingerprint
+from adaptspec.drafters.cell_weights import check_target, target_fingerprint
 from adaptspec.drafters.checkpoints import load_checkpoint
 from adaptspec.drafters.hydra_heads import HydraConfig, HydraHeads
 from adaptspec.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from adaptspec.pretrained import is_weights_folder, load_weights, shipped_folder
 
 if TYPE_CHECKING:
-    from adaptspec.target.base import Target
+    from adaptspec.target.hf import HFTarget
 
 MODULES = {"medusa": (MedusaHeads, MedusaConfig), "hydra": (HydraHeads, HydraConfig)}
 
 
-def load_heads(path: str | None, *, kind: str, target: Target) -> torch.nn.Module:
+def load_heads(path: str | None, *, kind: str, target: HFTarget) -> torch.nn.Module:
     """Heads of a kind of `MODULES`.
 
     Args:
@@ -49,21 +48,6 @@ def head_card(module: MedusaHeads | HydraHeads, *, target: torch.nn.Module) -> d
     """What the card of trained heads must hold; add data, steps and results."""
     kind = next(kind for kind, (module_class, _) in MODULES.items() if isinstance(module, module_class))
     return {"kind": kind, "config": asdict(module.config), "target": target_fingerprint(target)}
-
-
-def check_target(card: Mapping[str, Any], target: Target, *, where: str) -> None:
-    """Raise ValueError unless the card's target is this one, in whatever precision."""
-    theirs, ours = card.get("target"), target_fingerprint(target.model)  # type: ignore[attr-defined]
-    if not isinstance(theirs, Mapping):
-        raise ValueError(f"{where} does not say which target it was trained for")
-    for name in ("model_type", "hidden_size", "layers", "vocab_size"):
-        if theirs.get(name) != ours[name]:
-            raise ValueError(
-                f"{where} was not trained for this target: {name} is {theirs.get(name)!r} there, {ours[name]!r} here"
-            )
-    for a, b in zip(theirs.get("weights", ()), ours["weights"], strict=False):
-        if np.shape(a) != np.shape(b) or not np.allclose(a, b, rtol=0.0, atol=0.02 * np.abs(b).max()):
-            raise ValueError(f"{where} was not trained for this target: its weights are others")
 
 
 def heads_from(

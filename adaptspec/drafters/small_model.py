@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptspec.drafters.cell_weights import target_fingerprint
-from adaptspec.drafters.head_weights import check_target
+from adaptspec.drafters.cell_weights import check_target, target_fingerprint
 from adaptspec.drafters.target_parts import target_parts
 from adaptspec.pretrained import load_weights, save_weights
 from adaptspec.target.hf import HFTarget

@@ -109,18 +109,30 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder of answers: {folder}")
+    hint = "; make some with: adaptspec train answers"
+    return read_json(folder / "corpus.json", holds="answers", format=FORMAT, version=VERSION, hint=hint)
+
+
+def read_json(path: Path, *, holds: str, format: str, version: int, hint: str = "") -> dict[str, Any]:
+    """A description in a folder of data.
+
+    Args:
+        holds: what the folder should hold, and `hint` how to get it, for messages.
+        format, version: what the description must be of.
+
+    Raises:
+        ValueError: there is none, or one of something else.
+    """
     try:
-        description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        description = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise ValueError(
-            f"{folder} holds no answers (no corpus.json); make some with: adaptspec train answers"
-        ) from None
+        raise ValueError(f"{path.parent} holds no {holds} (no {path.name}){hint}") from None
     except ValueError as error:
-        raise ValueError(f"{folder / 'corpus.json'} is damaged: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ValueError(f"{folder / 'corpus.json'} does not describe answers")
-    if description.get("version") != VERSION:
-        raise ValueError(f"{folder}: version must be {VERSION}, got {description.get('version')!r}")
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != format:
+        raise ValueError(f"{path} does not describe {holds}")
+    if description.get("version") != version:
+        raise ValueError(f"{path.parent}: version must be {version}, got {description.get('version')!r}")
     return description
 
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.training.corpus import read_json
 from adaptspec.training.packs import Pack
 
 FORMAT = "adaptspec-features"
@@ -81,17 +81,7 @@ def open_features(folder: str | Path, *, taps: Sequence[int]) -> FeatureStore:
 
 def read_feature_description(folder: Path) -> dict[str, Any]:
     """The features.json of a folder. Raises ValueError if there is none, or one of something else."""
-    try:
-        description = json.loads((folder / "features.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"{folder} holds no features (no features.json)") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / 'features.json'} is damaged: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ValueError(f"{folder / 'features.json'} does not describe features")
-    if description.get("version") != VERSION:
-        raise ValueError(f"{folder}: version must be {VERSION}, got {description.get('version')!r}")
-    return description
+    return read_json(folder / "features.json", holds="features", format=FORMAT, version=VERSION)
 
 
 def write_part(path: Path, part: FeaturePart) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from adaptspec.names import unknown_name
 from adaptspec.pretrained import load_weights, save_weights
 
 
-class Router(nn.Module):
+class Router(nn.Module, ABC):
     """Scores groups of rows; a group is scored higher the likelier it holds one of the target's next tokens.
 
     Attributes:
@@ -37,9 +38,9 @@ class Router(nn.Module):
         self.group_of: torch.Tensor
         self.floor: torch.Tensor
 
+    @abstractmethod
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, G] for hidden states [M, H]."""
-        raise NotImplementedError
 
     @property
     def row_count(self) -> int:

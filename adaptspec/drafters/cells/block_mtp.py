@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional
 
 from adaptspec.drafters.cells.attention import Store
-from adaptspec.drafters.cells.base import Cell, RMSNorm
+from adaptspec.drafters.cells.base import RMSNorm
 from adaptspec.drafters.cells.blocks import Block, BlockConfig
 from adaptspec.drafters.cells.cache import CellCache
 from adaptspec.drafters.cells.config import CellConfig
+from adaptspec.drafters.cells.mtp import PredictionLayers
 
 
-class BlockMTPCell(Cell):
-    """h_k = block_k(eh_proj(cat[enorm(e), hnorm(h_{k-1})])), then a norm and the head (DeepSeek-V3, arXiv 2412.19437,
-    equations 21 to 23). Step k uses layer k, the last one also for all later steps.
+class BlockMTPCell(PredictionLayers):
+    """Prediction layers with decoder layers out of parts (DeepSeek-V3, arXiv 2412.19437, equations 21 to 23).
 
     Args:
         config: of kind "mtp"; `norm_output` says whether the recursion feeds the normed state.
@@ -31,22 +31,18 @@ class BlockMTPCell(Cell):
             raise ValueError(f"blocks must be one per prediction layer, {config.num_layers}, got {len(blocks)}")
         self.layers = nn.ModuleList(BlockMTPLayer(block) for block in blocks)
 
-    def forward(
+    def _run(
         self,
+        number: int,
         embeddings: torch.Tensor,
         hidden: torch.Tensor,
         *,
         positions: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        cache: CellCache | None = None,
-        step: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        number = min(step, len(self.layers) - 1)
-        layer = self.layers[number]
+        mask: torch.Tensor | None,
+        cache: CellCache | None,
+    ) -> torch.Tensor:
         store = None if cache is None else partial(_append, cache, number)
-        output = layer(embeddings, hidden, positions=positions, mask=mask, store=store)
-        normed = layer.norm(output)
-        return normed, normed if self.config.norm_output else output
+        return self.layers[number](embeddings, hidden, positions=positions, mask=mask, store=store)
 
 
 class BlockMTPLayer(nn.Module):

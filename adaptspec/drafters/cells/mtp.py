@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import nn
 
@@ -10,16 +12,17 @@ from adaptspec.drafters.cells.cache import CellCache
 from adaptspec.drafters.cells.config import CellConfig
 
 
-class MTPCell(Cell):
+class PredictionLayers(Cell):
     """h_k = layer_k(eh_proj(cat[enorm(e), hnorm(h_{k-1})])), then a norm and the head.
 
     With one layer the recursion reuses it and its cached rows. With several, step k uses layer k, which has rows of its
     own in the cache: row i of layer k takes token i + 1 + k and what layer k - 1 returned for row i.
+
+    Attributes:
+        layers: one per step, each with the `norm` of its head; the last one also serves all later steps.
     """
 
-    def __init__(self, config: CellConfig) -> None:
-        super().__init__(config)
-        self.layers = nn.ModuleList([MTPLayer(config) for _ in range(config.num_layers)])
+    layers: nn.ModuleList
 
     def forward(
         self,
@@ -32,11 +35,43 @@ class MTPCell(Cell):
         step: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         number = min(step, len(self.layers) - 1)
-        layer = self.layers[number]
-        rotation = self.rotary.angles(positions, hidden.dtype)
-        output = layer(embeddings, hidden, rotation=rotation, mask=mask, cache=cache, number=number)
-        normed = layer.norm(output)
+        output = self._run(number, embeddings, hidden, positions=positions, mask=mask, cache=cache)
+        normed = self.layers[number].norm(output)
         return normed, normed if self.config.norm_output else output
+
+    @abstractmethod
+    def _run(
+        self,
+        number: int,
+        embeddings: torch.Tensor,
+        hidden: torch.Tensor,
+        *,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: CellCache | None,
+    ) -> torch.Tensor:
+        """What layer `number` gives for rows, before its norm."""
+
+
+class MTPCell(PredictionLayers):
+    """Prediction layers with plain decoder layers."""
+
+    def __init__(self, config: CellConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList([MTPLayer(config) for _ in range(config.num_layers)])
+
+    def _run(
+        self,
+        number: int,
+        embeddings: torch.Tensor,
+        hidden: torch.Tensor,
+        *,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: CellCache | None,
+    ) -> torch.Tensor:
+        rotation = self.rotary.angles(positions, hidden.dtype)
+        return self.layers[number](embeddings, hidden, rotation=rotation, mask=mask, cache=cache, number=number)
 
 
 class MTPLayer(nn.Module):
