@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,10 @@ def answers(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Answers written at the same time.")] = 64,
     minutes: Minutes = None,
+    part: Annotated[
+        str,
+        typer.Option("--part", metavar="K/N", help="Be the K-th of N processes that share the prompts and the folder."),
+    ] = "1/1",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -58,6 +63,7 @@ def answers(
 
     check_at_least(1, samples=samples, batch=batch, max_new_tokens=max_new_tokens, threads=threads)
     heat = parse_numbers("temperatures", split_names([temperatures]))
+    share = parse_part(part)
     texts = built_in_prompts() if prompts is None else read_prompts(prompts)
     from adaptspec.drafters.cell_weights import target_fingerprint
     from adaptspec.training.answers import AnswersProgress, write_answers
@@ -90,6 +96,7 @@ def answers(
             max_prompt_tokens=max_prompt_tokens,
             batch=batch,
             minutes=minutes,
+            part=share,
             seed=seed,
             stop_ids=stop_ids(target, tokenizer),
             report=report,
@@ -353,3 +360,16 @@ def parse_numbers(name: str, texts: tuple[str, ...]) -> list[float]:
         except ValueError:
             raise ValueError(f"{name} must be numbers separated by commas, got {text!r}") from None
     return numbers
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """(K, N) of "K/N".
+
+    Raises:
+        ValueError: something else, or K outside 1 to N.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+    part = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise ValueError(f"part must be K/N with 1 <= K <= N, got {text!r}")
+    return part

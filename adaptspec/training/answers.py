@@ -54,6 +54,7 @@ def write_answers(
     max_prompt_tokens: int | None = None,
     batch: int = 64,
     minutes: float | None = None,
+    part: tuple[int, int] = (1, 1),
     seed: int = 0,
     stop_ids: Sequence[int] = (),
     report: Callable[[AnswersProgress], None] = lambda progress: None,
@@ -69,6 +70,7 @@ def write_answers(
         samples: answers per prompt, more for domains with few prompts (see `plan_jobs`).
         max_prompt_tokens: longer prompts are left out; None keeps all.
         minutes: stop after this long; None: when all is done. Answers under way are dropped.
+        part: (k, n): the k-th of n processes, each of which answers every n-th prompt; all may write to one folder.
         stop_ids: end-of-text tokens.
         report: called after every shard.
 
@@ -79,12 +81,18 @@ def write_answers(
         raise ValueError(f"minutes must be > 0, got {minutes}")
     if max_prompt_tokens is not None and max_prompt_tokens < 1:
         raise ValueError(f"max_prompt_tokens must be >= 1, got {max_prompt_tokens}")
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise ValueError(f"part must be (k, n) with 1 <= k <= n, got {part}")
     decoder = BatchedDecoder(model, batch=batch, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     jobs = plan_jobs(prompts, samples=samples, temperatures=temperatures, window=4 * batch)
     if max_prompt_tokens is not None:
         jobs = [job for job in jobs if len(prompts[job.prompt].token_ids) <= max_prompt_tokens]
         if not jobs:
             raise ValueError(f"all prompts are longer than max_prompt_tokens = {max_prompt_tokens}")
+    jobs = [job for job in jobs if job.prompt % parts == number - 1]
+    if not jobs:
+        raise ValueError(f"part {number}/{parts} has no prompts to answer")
     writer = CorpusWriter(
         folder,
         origin={

@@ -69,7 +69,7 @@ class CorpusWriter:
         if (self.folder / "corpus.json").is_file():
             _check_same(read_description(self.folder), description, self.folder)
         else:
-            if self.folder.exists() and any(self.folder.iterdir()):
+            if self.folder.exists() and not all(path.name.startswith(".") for path in self.folder.iterdir()):
                 raise ValueError(f"{self.folder} is not empty and holds no answers (no corpus.json)")
             self.folder.mkdir(parents=True, exist_ok=True)
             data = json.dumps(description, indent=1, ensure_ascii=False).encode()
@@ -81,10 +81,10 @@ class CorpusWriter:
             self.answer_tokens += answer.answer_length
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Write one more shard."""
+        """Write one more shard, named after its first answer: processes that write different answers never collide."""
         if not answers:
             return
-        number = 1 + max((int(path.stem.split("-")[1]) for path in _shards(self.folder)), default=-1)
+        name = f"shard-{answers[0].prompt:06d}-{answers[0].sample:03d}.npz"
         arrays = {
             "token_ids": np.concatenate([answer.token_ids for answer in answers]).astype(self.dtype),
             "offsets": np.cumsum([0, *(len(answer.token_ids) for answer in answers)]).astype(np.int64),
@@ -94,7 +94,7 @@ class CorpusWriter:
             "temperatures": np.array([answer.temperature for answer in answers], dtype=np.float64),
             "finished": np.array([answer.finished for answer in answers], dtype=bool),
         }
-        write_whole(self.folder / f"shard-{number:05d}.npz", lambda file: np.savez(file, **arrays))
+        write_whole(self.folder / name, lambda file: np.savez(file, **arrays))
         self.done.update((answer.prompt, answer.sample) for answer in answers)
         self.answer_tokens += sum(answer.answer_length for answer in answers)
 

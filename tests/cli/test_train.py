@@ -48,6 +48,12 @@ def test_an_answered_folder_is_left_as_it_is(chat_folder: Path, answers: Path, c
     assert main([*again, "--quiet"]) == 0
     assert "16/16 answers" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in answers.glob("shard-*")}
+    assert main([*again, "--quiet", "--part", "2/2"]) == 0
+    assert "8/8 answers" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in answers.glob("shard-*")}
+    for part in ("0/2", "3/2", "1", "a/b", "1/2/3"):
+        assert main([*again, "--part", part]) == 2
+        assert f"part must be K/N with 1 <= K <= N, got '{part}'" in capsys.readouterr().err
     assert main([*again, "--seed", "1"]) == 2
     assert "holds answers with seed = 0" in capsys.readouterr().err
 

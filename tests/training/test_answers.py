@@ -125,6 +125,29 @@ def test_a_budget_of_time_ends_a_run_early(target: Any, prompts: list[Any], tmp_
     assert done.answers == 0 and read_answers(tmp_path / "a") == []
 
 
+def test_parts_write_the_corpus_of_one_process(
+    target: Any, prompts: list[Any], corpus: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adaptspec.training.answers.SHARD_ANSWERS", 4)
+    settings = {"origin": {"model": "tiny"}, "samples": 3, "max_new_tokens": 14, "batch": 5}
+    counts = []
+
+    def others(state: Any) -> None:  # while the first part is under way, the others run
+        if not counts:
+            counts.append(state.total)
+            for number in (2, 3):
+                counts.append(write_answers(target, prompts, tmp_path / "a", **settings, part=(number, 3)).total)
+
+    write_answers(target, prompts, tmp_path / "a", **settings, part=(1, 3), report=others)
+    assert sum(counts) == len(corpus) and min(counts) > 0
+    assert same(read_answers(tmp_path / "a"), corpus)
+    for part in ((0, 1), (3, 2)):
+        with pytest.raises(ValueError, match="part must be"):
+            write_answers(target, prompts, tmp_path / "b", **settings, part=part)
+    with pytest.raises(ValueError, match="part 9999/9999 has no prompts"):
+        write_answers(target, prompts, tmp_path / "b", **settings, part=(9999, 9999))
+
+
 def test_other_answers_are_not_mixed_in(target: Any, prompts: list[Any], tmp_path: Path) -> None:
     write_answers(target, prompts, tmp_path / "a", origin={}, max_new_tokens=14, minutes=1e-9)
     with pytest.raises(ValueError, match="seed = 0, this run has 1"):
