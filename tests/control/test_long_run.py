@@ -1,11 +1,17 @@
-"""A server runs for months: memory and saved states stay as large as they were."""
+"""A server runs for months: memory and saved states stay as large as they were.
+
+Memory is counted in a process of its own, where no thread of a test before allocates anything.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import sys
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +20,17 @@ from adaptspec.bandits import Feedback, Policy, make_policy
 from tests.control.world import Drafter, World, constantly
 
 ARMS = 8
+
+
+def alone(check: Callable[..., None], *arguments: object) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(check, *arguments).result()
+
+
+def blocks() -> int:
+    """Blocks of memory in use, garbage aside."""
+    gc.collect()
+    return sys.getallocatedblocks()
 
 
 def play(policy: Policy, steps: int, feedback: list[Feedback]) -> None:
@@ -33,6 +50,10 @@ def peak_of(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(("name", "steps"), [("ucb", 1_000_000), ("hedge", 200_000)])
 def test_a_million_policy_steps_leave_nothing_behind(name: str, steps: int) -> None:
+    alone(check_policy, name, steps)
+
+
+def check_policy(name: str, steps: int) -> None:
     """Traced at a tenth of the way and at the end; in between, where tracing would take minutes, blocks are counted."""
     rng = np.random.default_rng(0)
     feedback = [Feedback.from_gains(rng.random(ARMS)) for _ in range(97)]
@@ -40,10 +61,10 @@ def test_a_million_policy_steps_leave_nothing_behind(name: str, steps: int) -> N
     window = 5_000
     play(policy, steps // 10 - window, feedback)
     early_peak = peak_of(lambda: play(policy, window, feedback))
-    early_size, early_blocks = len(json.dumps(policy.state_dict())), sys.getallocatedblocks()
+    early_size, early_blocks = len(json.dumps(policy.state_dict())), blocks()
     play(policy, steps - steps // 10 - window, feedback)
     late_peak = peak_of(lambda: play(policy, window, feedback))
-    late_size, late_blocks = len(json.dumps(policy.state_dict())), sys.getallocatedblocks()
+    late_size, late_blocks = len(json.dumps(policy.state_dict())), blocks()
     assert policy.state_dict()["next_step"] == steps
     assert late_peak <= 1.01 * early_peak + 256
     assert late_blocks <= early_blocks + 200
@@ -63,6 +84,10 @@ def long_world() -> World:
 )
 def test_fifty_thousand_controller_steps_leave_nothing_behind(strategy: str, guard: float | None, steps: int) -> None:
     """All four together; traced and counted as above."""
+    alone(check_controller, strategy, guard, steps)
+
+
+def check_controller(strategy: str, guard: float | None, steps: int) -> None:
     world = long_world()
     controller = world.controller(strategy, budgets=(2, 4), guard=guard)
 
@@ -73,10 +98,10 @@ def test_fifty_thousand_controller_steps_leave_nothing_behind(strategy: str, gua
     window = 300
     on(steps // 10 - window)
     early_peak = peak_of(lambda: on(window))
-    early_size, early_blocks = len(json.dumps(controller.state_dict())), sys.getallocatedblocks()
+    early_size, early_blocks = len(json.dumps(controller.state_dict())), blocks()
     on(steps - steps // 10 - window)
     late_peak = peak_of(lambda: on(window))
-    late_size, late_blocks = len(json.dumps(controller.state_dict())), sys.getallocatedblocks()
+    late_size, late_blocks = len(json.dumps(controller.state_dict())), blocks()
     assert late_peak <= 1.01 * early_peak + 4096
     assert late_blocks <= early_blocks + 1000
     # Digits come and go with the values, and cells are opened by what is met first; both are bounded.
@@ -85,11 +110,15 @@ def test_fifty_thousand_controller_steps_leave_nothing_behind(strategy: str, gua
 
 def test_what_grows_is_caught() -> None:
     """Mutant: a policy that keeps every decision until it is answered, for ever."""
+    alone(check_hoarder)
+
+
+def check_hoarder() -> None:
     rng = np.random.default_rng(0)
     feedback = [Feedback.from_gains(rng.random(ARMS)) for _ in range(97)]
     policy, kept = make_policy("ucb", n_arms=ARMS), []
     select = policy.select
     policy.select = lambda context=None: kept.append(select(context)) or kept[-1]  # type: ignore[method-assign,func-returns-value]
-    before = sys.getallocatedblocks()
+    before = blocks()
     play(policy, 10_000, feedback)
-    assert sys.getallocatedblocks() > before + 5_000
+    assert blocks() > before + 5_000
