@@ -89,6 +89,12 @@ class DenseRows:
         named = wanted[changed]
         self._check_range(named)
         slots = self._slot_of[named]
+        if size == count and len(named) and slots.max() < 0:  # the usual case: new tokens take the places of others
+            if _count_different(named) != len(named):
+                raise ValueError("ids must be all different, got a repeated one")
+            self._slot_of[self._token_in[changed]] = -1
+            self._write(changed, named)
+            return len(changed)
         moved = slots[slots >= 0]  # hold a token that is wanted in another place: it stays where it is
         inside = moved[moved < both]
         if _count_different(named) != len(named) or (wanted[inside] == self._token_in[inside]).any():
@@ -172,6 +178,8 @@ class DenseRows:
 
     def _check_range(self, ids: np.ndarray) -> None:
         if len(ids):
+            if ids.dtype == np.int32 and ids.view(np.uint32).max() < len(self._slot_of):
+                return  # negative numbers would be large ones
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= len(self._slot_of):
                 raise ValueError(f"ids must be in [0, {len(self._slot_of)}), got {low if low < 0 else high}")
