@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from adaptspec.files import whole_file
 
 FORMAT = "adaptspec-state"
 VERSION = 1
@@ -25,16 +26,9 @@ def save_state(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None
         TypeError: a value that cannot be saved.
         OSError: the file cannot be written; an older one is then still there.
     """
-    path = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, **{key: _plain(value) for key, value in content.items()}})
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8", suffix=".part") as file:
-        try:
-            file.write(text)
-            file.close()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -23,24 +23,25 @@ import adaptspec
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptspec"
 
-POLICY_LAYER = {"names", "types", "bandits", "control"}
+POLICY_LAYER = {"names", "types", "files", "bandits", "control"}
 PARTS = {"trees", "verify", "vocab", "drafters", "target"}
 NUMPY_ONLY = POLICY_LAYER | {"trees"}
 LOOP = {"proposing", "results", "session", "generation", "state_file", "machine", "calibrating"}
-BELOW_SPEC = POLICY_LAYER | PARTS | LOOP | {"kernels", "pretrained", "processor", "reporting"}
+BELOW_SPEC = POLICY_LAYER | PARTS | LOOP | {"files", "kernels", "pretrained", "processor", "reporting"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "names": set(),
+    "files": set(),
     "processor": set(),
     "types": {"names"},
     "bandits": {"names", "types"},
-    "control": {"names", "types", "bandits", "trees"},
+    "control": {"names", "types", "files", "bandits", "trees"},
     "kernels": {"names", "types"},
-    "pretrained": set(),
-    **{part: PARTS | {"names", "types", "kernels", "pretrained"} for part in PARTS - {"trees"}},
+    "pretrained": {"files"},
+    **{part: PARTS | {"names", "types", "files", "kernels", "pretrained"} for part in PARTS - {"trees"}},
     "trees": {"names", "types"},
     **{module: BELOW_SPEC for module in LOOP},
-    "training": PARTS | {"names", "types", "kernels", "pretrained"},
+    "training": PARTS | {"names", "types", "files", "kernels", "pretrained"},
     "reporting": POLICY_LAYER,
     "serving": BELOW_SPEC,
     "spec": BELOW_SPEC | {"serving"},

@@ -10,6 +10,7 @@ from typing import Any
 
 from adaptspec.bandits.state import check_equal
 from adaptspec.control.cost_cell import check_fields
+from adaptspec.files import whole_file
 
 PROFILE_VERSION = 1
 
@@ -39,12 +40,8 @@ def write_profile(path: str | os.PathLike[str], *, fingerprint: str, state: Mapp
         _check_same(path, found=found, expected=fingerprint, remedy="give another path")
     profile = {"version": PROFILE_VERSION, "fingerprint": fingerprint, "state": state}
     text = json.dumps(profile, allow_nan=False)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def read_profile(path: str | os.PathLike[str], *, fingerprint: str, foreign: bool = False) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from adaptspec.control.trace import Trace
 from adaptspec.control.trace_rows import check_reaches, check_schema, from_rows, table_schema, to_rows
+from adaptspec.files import whole_file
 
 FORMAT = "adaptspec-trace"
 VERSION = 1
@@ -43,14 +44,10 @@ def write_trace(path: str | os.PathLike[str], trace: Trace, *, force: bool = Fal
     path = Path(path)
     if path.exists() and not force:
         raise FileExistsError(f"{path} already exists; pass force=True to overwrite it")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(trace_bytes(trace))
+    with whole_file(path) as file:
+        file.write(trace_bytes(trace))
         if not force:
             path.open("xb").close()  # fails where a file has come into being since
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+
+from adaptspec.files import whole_file
 
 SEPARATOR = -1
 """Stands before, between and after documents in the token array; matches nothing and ends every continuation."""
@@ -292,19 +293,10 @@ def build_datastore(
     fields = (MAGIC, VERSION, order.itemsize, len(tokens), len(order), vocab_size, crc, label.encode("ascii"))
     header = HEADER.pack(*fields, 0)[:-4]
     header += struct.pack("<I", zlib.crc32(header))
-    target = Path(out_path)
-    handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".partial", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(header.ljust(HEADER_BYTES, b"\0"))
-            tokens.tofile(file)
-            order.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with whole_file(out_path) as file:
+        file.write(header.ljust(HEADER_BYTES, b"\0"))
+        tokens.tofile(file)
+        order.tofile(file)
     return len(index)
 
 

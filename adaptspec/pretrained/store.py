@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from adaptspec.files import whole_file
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ def save_weights(
         ValueError: no tensors, a bad name, `bits` or value (NaN, infinite), or a card that JSON cannot hold.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     if bits not in _BITS:
         raise ValueError(f"bits must be one of {', '.join(map(str, _BITS))}, got {bits!r}")
@@ -90,22 +91,17 @@ def save_weights(
             packed[name + _SCALE] = safe
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    digest = ""
-
-    def write(path: Path) -> None:
-        nonlocal digest
-        save_file(packed, path)
-        digest = _sha256(path)
-
     shapes = {name: list(tensor.shape) for name, tensor in state_dict.items()}
     own = {"format": FORMAT, "version": VERSION, "bits": bits, "sha256": "", "tensors": shapes}
     try:
         json.dumps({**card, **own})
     except (TypeError, ValueError) as error:
         raise ValueError(f"card must hold plain values for JSON: {error}") from error
-    _write_whole(folder / WEIGHTS_FILE, write)
-    text = json.dumps({**card, **own, "sha256": digest}, indent=2) + "\n"
-    _write_whole(folder / CARD_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    data = save(packed)
+    text = json.dumps({**card, **own, "sha256": hashlib.sha256(data).hexdigest()}, indent=2) + "\n"
+    for name, content in ((WEIGHTS_FILE, data), (CARD_FILE, text.encode())):
+        with whole_file(folder / name) as file:
+            file.write(content)
 
 
 def read_card(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -170,16 +166,3 @@ def load_weights(folder: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file beside its place and move it there."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        write(Path(name))
-        os.chmod(name, 0o644)  # temporary files are for their owner only, weights are for all
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from adaptspec.files import whole_file
 
 FORMAT = "adaptspec-answers"
 VERSION = 1
@@ -72,8 +72,8 @@ class CorpusWriter:
             if self.folder.exists() and not all(path.name.startswith(".") for path in self.folder.iterdir()):
                 raise ValueError(f"{self.folder} is not empty and holds no answers (no corpus.json)")
             self.folder.mkdir(parents=True, exist_ok=True)
-            data = json.dumps(description, indent=1, ensure_ascii=False).encode()
-            write_whole(self.folder / "corpus.json", lambda file: file.write(data))
+            with whole_file(self.folder / "corpus.json") as file:
+                file.write(json.dumps(description, indent=1, ensure_ascii=False).encode())
         self.done: set[tuple[int, int]] = set()
         self.answer_tokens = 0
         for answer in read_answers(self.folder):
@@ -94,7 +94,8 @@ class CorpusWriter:
             "temperatures": np.array([answer.temperature for answer in answers], dtype=np.float64),
             "finished": np.array([answer.finished for answer in answers], dtype=bool),
         }
-        write_whole(self.folder / name, lambda file: np.savez(file, **arrays))
+        with whole_file(self.folder / name) as file:
+            np.savez(file, **arrays)
         self.done.update((answer.prompt, answer.sample) for answer in answers)
         self.answer_tokens += sum(answer.answer_length for answer in answers)
 
@@ -178,21 +179,6 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
                 f"{folder} holds answers with {name} = {found.get(name)!r}, this run has {wanted.get(name)!r}; "
                 "choose another folder, or the same options to continue"
             )
-
-
-def write_whole(path: Path, write: Any) -> None:
-    """Call `write(file)` on a temporary binary file and move it to `path`: readers see all of it or nothing."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, prefix=f".{path.name}.", suffix=".part") as file:
-        try:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            os.chmod(file.name, 0o644)  # temporary files are for their owner only
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def answer_tokens(answers: Iterable[Answer]) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from adaptspec.files import whole_file
 from adaptspec.target.layout import inspect_model
 from adaptspec.target.rows import top_ids
-from adaptspec.training.corpus import Answer, write_whole
+from adaptspec.training.corpus import Answer
 from adaptspec.training.feature_store import (
     FORMAT,
     VERSION,
@@ -90,7 +90,8 @@ def prepare_features(
     for path, packs, missing in lacking:
         computed = _compute(model, layout, packs, taps=missing, tokens=None, top_k=top_k, batch_tokens=batch_tokens)
         for tap, states in computed.taps.items():
-            write_whole(path / f"tap-{tap}.npy", partial(np.save, arr=states))
+            with whole_file(path / f"tap-{tap}.npy") as file:
+                np.save(file, states)
         done += sum(map(len, packs))
         report(done, total)
     number = 1 + max((int(path.name.split("-")[1]) for path, _ in existing), default=-1)
@@ -128,7 +129,8 @@ def _head_tokens(
         "row_count": rows,
         "rows": tokens.tolist(),
     }
-    write_whole(folder / "features.json", lambda file: file.write(json.dumps(description).encode()))
+    with whole_file(folder / "features.json") as file:
+        file.write(json.dumps(description).encode())
     return tokens
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from adaptspec.files import whole_file
 from adaptspec.training.batches import Batch, Batches
-from adaptspec.training.corpus import write_whole
 from adaptspec.training.evaluate import HeldOut, evaluate
 from adaptspec.training.optimisers import Optimisers, rate_factor
 from adaptspec.training.step_losses import LossSettings, batch_loss
@@ -232,7 +232,8 @@ class Trainer:
             "optimisers": self.optimisers.state_dict(),
             "progress": asdict(self.progress),
         }
-        write_whole(self.folder / CHECKPOINT, lambda file: torch.save(state, file))
+        with whole_file(self.folder / CHECKPOINT) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         path = self.folder / CHECKPOINT
