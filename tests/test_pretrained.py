@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -37,6 +38,40 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     packed = load_file(tmp_path / "deep" / "8" / pretrained.WEIGHTS_FILE)
     assert packed["fc.weight"].dtype == torch.int8 and packed["fc.weight"].abs().max() == 127
     assert packed["fc.weight.scale"].shape == (6,)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 96])
+def test_4_bits_share_a_scale_over_32_columns(tmp_path: Path, columns: int) -> None:
+    matrix = torch.randn((5, columns), generator=torch.Generator().manual_seed(columns))
+    matrix[1] = 0.0
+    matrix[2, -1] = 100.0  # spoils no group but its own
+    save_weights(tmp_path, {"a": matrix, "b": torch.tensor([1, 2])}, CARD, bits=4)
+    state, card = load_weights(tmp_path)
+    assert card == CARD and torch.equal(state["b"], torch.tensor([1, 2])) and state["a"].shape == matrix.shape
+    for start in range(0, columns, 32):
+        group, found = matrix[:, start : start + 32], state["a"][:, start : start + 32]
+        largest = group.abs().amax(1, keepdim=True)
+        assert ((found - group).abs() <= (0.5 / 7 + 1e-3) * largest).all()
+        assert ((found - group).abs().amax(1)[largest[:, 0] > 0] > 0).any() or columns % 32 == 1
+    packed = load_file(tmp_path / pretrained.WEIGHTS_FILE)
+    assert packed["a"].shape == (5, (columns + 1) // 2) and packed["a"].dtype == torch.uint8
+    again = tmp_path / "again"  # what came back is kept exactly
+    save_weights(again, state, CARD, bits=4)
+    assert torch.allclose(load_weights(again)[0]["a"], state["a"], rtol=1e-3)
+
+
+def test_4_bits_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path, STATE, CARD, bits=4)
+    file, card = tmp_path / pretrained.WEIGHTS_FILE, tmp_path / pretrained.CARD_FILE
+    packed = load_file(file)
+    for name, tensor in (("fc.weight", packed["fc.weight"][:, :4]), ("fc.weight.scale", torch.ones(6, 2).half())):
+        save_file({**packed, name: tensor.contiguous()}, file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        card.write_text(json.dumps({**json.loads(card.read_text()), "sha256": digest}))
+        with pytest.raises(ValueError, match=r"fc\.weight in .* must h"):
+            load_weights(tmp_path)
+    with pytest.raises(ValueError, match="a must be at most"):
+        save_weights(tmp_path, {"a": torch.full((1, 1), 1e9)}, {}, bits=4)
 
 
 def test_16_bit_tensors_and_views_can_be_written(tmp_path: Path) -> None:
@@ -105,7 +140,7 @@ def test_what_cannot_be_written_leaves_the_old_files(tmp_path: Path, monkeypatch
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for state, card, options, message in (
         ({}, {}, {}, "at least one tensor"),
-        (STATE, {}, {"bits": 4}, "bits must be one of 8, 16, 32, got 4"),
+        (STATE, {}, {"bits": 5}, "bits must be one of 4, 8, 16, 32, got 5"),
         ({"a.scale": torch.zeros(2)}, {}, {}, "must not end in '.scale'"),
         ({"a": [1.0]}, {}, {}, "a must be a tensor, got list"),
         ({"a": torch.tensor([float("nan")])}, {}, {}, "a must be finite"),

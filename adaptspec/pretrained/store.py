@@ -1,4 +1,4 @@
-"""A folder of trained weights: `weights.safetensors`, matrices in 8 bits with one scale per row, and `card.json`."""
+"""A folder of trained weights: `weights.safetensors`, matrices in 8 or 4 bits with scales, and `card.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ CARD_FILE = "card.json"
 FORMAT = "adaptspec-weights"
 VERSION = 1
 _SCALE = ".scale"
-_BITS = (8, 16, 32)
+_BITS = (4, 8, 16, 32)
+_GROUP = 32  # columns that share a scale in 4 bits
 _OWN_KEYS = ("format", "version", "bits", "sha256", "tensors")
 
 
@@ -53,7 +54,8 @@ def save_weights(
         state_dict: floating-point tensors of any shape and whole-number tensors; names must not end in ".scale".
         card: plain values for JSON.
         bits: of floating-point tensors with two dimensions. 8: round(w / s) with one scale s = max|w| / 127 per row;
-            16: bfloat16; 32: float32. Other floating-point tensors are kept in float32, whole numbers as they are.
+            4: round(w / s) with a scale s = max|w| / 7 in float16 per row and 32 columns; 16: bfloat16; 32: float32.
+            Other floating-point tensors are kept in float32, whole numbers as they are.
 
     Raises:
         ValueError: no tensors, a bad name, `bits` or value (NaN, infinite), or a card that JSON cannot hold.
@@ -84,6 +86,8 @@ def save_weights(
             packed[name] = tensor.clone().contiguous()
         elif bits == 16:
             packed[name] = tensor.bfloat16().contiguous()
+        elif bits == 4:
+            packed[name], packed[name + _SCALE] = _to_nibbles(name, tensor)
         else:
             scale = tensor.abs().amax(dim=1) / 127.0
             safe = torch.where(scale > 0.0, scale, 1.0)
@@ -152,15 +156,42 @@ def load_weights(folder: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor
     for name, shape in card["tensors"].items():
         if name not in packed:
             raise ValueError(f"{path} lacks the tensor {name!r}")
-        tensor = packed[name]
+        tensor, scale = packed[name], packed.get(name + _SCALE)
+        if tensor.dtype == torch.uint8 and scale is not None:
+            tensor, scale = _from_nibbles(tensor, scale, shape, name=f"{name} in {path}"), None
         if list(tensor.shape) != shape:
             raise ValueError(f"{name} in {path} must have shape {shape}, got {list(tensor.shape)}")
-        if (scale := packed.get(name + _SCALE)) is not None:
+        if scale is not None:
             if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
                 raise ValueError(f"{name}{_SCALE} in {path} must be one scale per row of an int8 matrix")
             tensor = tensor.float() * scale.float()[:, None]
         found[name] = tensor.float() if tensor.is_floating_point() else tensor
     return found, {key: value for key, value in card.items() if key not in _OWN_KEYS}
+
+
+def _to_nibbles(name: str, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """uint8 [R, ceil(C / 2)], the even column in the low half, and float16 scales [R, ceil(C / 32)]."""
+    import torch
+
+    rows, columns = matrix.shape
+    padded = torch.nn.functional.pad(matrix, (0, -columns % _GROUP)).view(rows, -1, _GROUP)
+    scale = (padded.abs().amax(dim=2) / 7.0).half()
+    if not torch.isfinite(scale).all():
+        raise ValueError(f"{name} must be at most {7 * 65504} in size to be kept in 4 bits")
+    safe = torch.where(scale > 0.0, scale.float(), 1.0)
+    whole = (padded / safe[:, :, None]).round().clamp(-7, 7).to(torch.int16).view(rows, -1) + 8
+    return (whole[:, ::2] | whole[:, 1::2] << 4).to(torch.uint8)[:, : (columns + 1) // 2].contiguous(), scale
+
+
+def _from_nibbles(packed: torch.Tensor, scale: torch.Tensor, shape: list[int], *, name: str) -> torch.Tensor:
+    import torch
+
+    if len(shape) != 2 or list(packed.shape) != [shape[0], -(-shape[1] // 2)]:
+        raise ValueError(f"{name} must hold {shape} numbers of 4 bits, got bytes of shape {list(packed.shape)}")
+    if list(scale.shape) != [shape[0], -(-shape[1] // _GROUP)]:
+        raise ValueError(f"{name} must have one scale per row and {_GROUP} columns, got shape {list(scale.shape)}")
+    whole = torch.stack([packed & 15, packed >> 4], dim=2).flatten(1)[:, : shape[1]].float() - 8.0
+    return whole * scale.float().repeat_interleave(_GROUP, dim=1)[:, : shape[1]]
 
 
 def _sha256(path: Path) -> str:
