@@ -128,6 +128,23 @@ def counts(
     typer.echo(f"wrote {out}: {frequencies.source}", err=True)
 
 
+@train.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Weights of 'adaptspec train'.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the smaller ones go.")],
+    bits: Annotated[int, typer.Option("--bits", metavar="N", help="Of matrices: 4, 8, 16 or 32.")] = 4,
+) -> None:
+    """Keep weights in fewer bits: 4 are half as large as the 8 that training writes."""
+    from adaptspec.pretrained import is_weights_folder, load_weights, save_weights
+
+    if is_weights_folder(out):
+        raise ValueError(f"{out} already holds weights; choose another folder")
+    state, card = load_weights(folder)
+    save_weights(out, state, card, bits=bits)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    typer.echo(f"wrote {out}: {size / 1e6:.1f} MB", err=True)
+
+
 def _add_kind(kind: str, summary: str) -> None:
     def run(
         context: typer.Context,

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from adaptspec.cli import main
-from adaptspec.pretrained import read_card
+from adaptspec.pretrained import load_weights, read_card, save_weights
 from adaptspec.training.corpus import read_answers, read_description
 
 
@@ -56,6 +57,19 @@ def test_an_answered_folder_is_left_as_it_is(chat_folder: Path, answers: Path, c
         assert f"part must be K/N with 1 <= K <= N, got '{part}'" in capsys.readouterr().err
     assert main([*again, "--seed", "1"]) == 2
     assert "holds answers with seed = 0" in capsys.readouterr().err
+
+
+def test_weights_are_packed_into_fewer_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix = torch.randn((64, 64), generator=torch.Generator().manual_seed(0))
+    save_weights(tmp_path / "a", {"w": matrix}, {"kind": "eagle3"})
+    assert main(["train", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
+    state, card = load_weights(tmp_path / "b")
+    assert card == {"kind": "eagle3"} and read_card(tmp_path / "b")["bits"] == 4
+    assert 0.0 < (state["w"] - matrix).abs().max() < 0.5
+    assert main(["train", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 2
+    assert "already holds weights" in capsys.readouterr().err
+    assert main(["train", "pack", str(tmp_path / "a"), "--out", str(tmp_path / "c"), "--bits", "3"]) == 2
+    assert "bits must be one of 4, 8, 16, 32, got 3" in capsys.readouterr().err
 
 
 def test_counts_are_a_frequency_list(answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
