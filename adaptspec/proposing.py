@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.drafters.base import Drafter
-from adaptspec.types import Arm, DraftContext, DraftTree, ExtraRows
+from adaptspec.types import Arm, DraftContext, DraftTree, ExtraRows, PairedRows
 
 logger = logging.getLogger("adaptspec")
 
@@ -42,12 +42,14 @@ class Proposer:
         """The drafters that have not been set aside."""
         return {name: drafter for name, drafter in drafters.items() if name not in self.set_aside}
 
-    def propose(self, arm: Arm, drafter: Drafter, context: DraftContext) -> tuple[DraftTree, ExtraRows | None]:
+    def propose(
+        self, arm: Arm, drafter: Drafter, context: DraftContext
+    ) -> tuple[DraftTree, ExtraRows | PairedRows | None]:
         """The drafter's tree for the arm's budget and the rows it adds to the verify pass; empty after a fault."""
         assert isinstance(arm.budget, int)
         budget = arm.budget
 
-        def ask() -> tuple[DraftTree, ExtraRows | None]:
+        def ask() -> tuple[DraftTree, ExtraRows | PairedRows | None]:
             tree = drafter.propose(context, budget)
             if not isinstance(tree, DraftTree):
                 raise TypeError(f"propose must return a DraftTree, got {type(tree).__name__}")
@@ -55,7 +57,7 @@ class Proposer:
             if len(tree) and int(tree.depths().max()) > context.max_depth:
                 raise ValueError(f"depth must be <= {context.max_depth}, got {int(tree.depths().max())}")
             extra = drafter.extra_rows(context, budget) if drafter.needs.extra_rows else None
-            if extra is not None:
+            if isinstance(extra, ExtraRows):
                 _check_extra(extra, vocab_size=self.vocab_size, max_depth=context.max_depth)
             return tree, extra
 

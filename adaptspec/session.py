@@ -23,6 +23,7 @@ from adaptspec.types import (
     DraftTree,
     ExtraRows,
     Observation,
+    PairedRows,
     Sampling,
     StepRecord,
     Verdict,
@@ -72,7 +73,7 @@ class Proposals:
     seconds: dict[str, float] = field(default_factory=dict)
     catch_up_tokens: dict[str, int] = field(default_factory=dict)
     catch_up_seconds: dict[str, float] = field(default_factory=dict)
-    extra: ExtraRows | None = None
+    extra: ExtraRows | PairedRows | None = None
     extra_owner: str = ""
 
 
@@ -158,6 +159,8 @@ class Session:
         trees = self._propose(decision, clock)
         assembly = self.controller.assemble(decision, trees.proposed)
         tree = assembly.tree
+        if isinstance(trees.extra, PairedRows) and not self._pairs_fit(trees.extra, tree, decision):
+            trees.extra = None
         controller_seconds += clock.lap()
         scored = self.target.score(self._root(), tree, trees.extra)
         rows = TargetRows(scored.logits, tree=tree, tokens=self.tokens, processors=self.processors)
@@ -199,7 +202,7 @@ class Session:
                 trees.proposed,
                 emitted,
                 trees.seconds,
-                extra_rows=0 if trees.extra is None else len(trees.extra.token_ids),
+                extra_rows=0 if trees.extra is None else trees.extra.count(len(tree)),
                 finished=self.finish_reason is not None,
                 target_probs=None if probabilities is None else probabilities[: len(emitted)],
                 catch_up_tokens=trees.catch_up_tokens,
@@ -272,9 +275,15 @@ class Session:
             if decision.first_only and len(tree):
                 break
         extra = proposals.extra
-        if extra is not None and len(extra.depths) and int(extra.depths.max()) > self._free_positions():
+        if isinstance(extra, ExtraRows) and extra.depths.max(initial=0) > self._free_positions():
             proposals.extra = None  # the last positions of the context belong to the draft
         return proposals
+
+    def _pairs_fit(self, extra: PairedRows, tree: DraftTree, decision: Decision) -> bool:
+        """Whether the budget, which counts all rows but the root's, and the context have room for paired rows."""
+        budget = decision.arm.budget
+        within = budget == "auto" or len(tree) + extra.count(len(tree)) <= budget
+        return within and int(tree.depths().max(initial=0)) + 1 <= self._free_positions()
 
     def _lag(self, name: str) -> int:
         """Tokens that a drafter must catch up on."""
@@ -338,9 +347,10 @@ class Session:
                 top_logits = scored.logits.gather(1, columns).float().cpu().numpy()
         features = feature_rows(scored.features, verdict.path) if scored.features else {}
         extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).cpu().numpy()
+        paired = None if scored.paired is None else feature_rows({0: scored.paired}, verdict.path)[0]
         for name, drafter in self.proposer.healthy(self.drafters).items():
-            own_extra = extra if name == extra_owner else None
-            observation = Observation(tree, verdict, emitted, top, features, own_extra, top_logits)
+            own_extra, own_paired = (extra, paired) if name == extra_owner else (None, None)
+            observation = Observation(tree, verdict, emitted, top, features, own_extra, top_logits, own_paired)
             self.proposer.call(name, lambda d=drafter, o=observation: d.observe(o))
 
     def _root(self) -> int:

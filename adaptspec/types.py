@@ -7,7 +7,7 @@ Lengths: `accepted_length` always includes the bonus token; acceptance rates nev
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
@@ -281,6 +281,8 @@ class Observation:
         extra_argmax: int64 [E], the target's argmax at the extra rows the drafter asked for, else None.
         target_top_logits: float32 [N + 1, k], the logits of `target_top_ids`; None if no drafter asked
             (`Needs.target_top_logits`).
+        paired: a tensor [A + 1, H], hidden states of the rows paired with the root and the accepted nodes, if the
+            drafter asked for `PairedRows` and they were run; else None.
     """
 
     tree: DraftTree
@@ -290,6 +292,7 @@ class Observation:
     features: Mapping[int, Any] = field(default_factory=dict)
     extra_argmax: np.ndarray | None = None
     target_top_logits: np.ndarray | None = None
+    paired: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +310,33 @@ class ExtraRows:
     token_ids: np.ndarray
     depths: np.ndarray
     visible: np.ndarray
+
+    def count(self, nodes: int) -> int:
+        """Rows that are added to a pass of the root and `nodes` nodes."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRows:
+    """Rows that a drafter pairs with the root and every node of whatever tree is verified (ConFu). They are vectors,
+    not tokens, are never committed, and neither the root nor any node attends to them.
+
+    Soft prompts stand at positions 0 .. P - 1 and see each other causally and nothing else. The row paired with a node
+    stands one position behind it and sees what the node sees, the node, the soft prompts, and itself.
+
+    Attributes:
+        prompts: tensor [P, H], what the first layer reads at the soft prompts.
+        embed: int64 [M] tokens of root and nodes -> tensor [M, H], what it reads at the rows paired with them.
+        tap: the hidden states after so many layers are wanted of the paired rows; among the target's taps.
+    """
+
+    prompts: Any
+    embed: Callable[[np.ndarray], Any]
+    tap: int
+
+    def count(self, nodes: int) -> int:
+        """Rows that are added to a pass of the root and `nodes` nodes."""
+        return len(self.prompts) + nodes + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from adaptspec.cli.pool import pool
 from adaptspec.cli.replay import replay
 from adaptspec.cli.trace import trace
 from adaptspec.cli.train import train
+from adaptspec.cli.train_sizes import griffin_gs, griffin_ltd
 
 app = typer.Typer(
     name="adaptspec",
@@ -45,4 +46,6 @@ def _options(
 
 for command in (demo, generate, bench, calibrate, pool, datastore, trace, replay, explain):
     app.command()(command)
+train.command("griffin-gs")(griffin_gs)
+train.command("griffin-ltd")(griffin_ltd)
 app.add_typer(train)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from adaptspec.cli import options
+from adaptspec.cli.layers import layers
 
 train = typer.Typer(
     name="train", help="Make training data for drafters of a model, and train them.", no_args_is_help=True
@@ -169,8 +170,20 @@ def _add_kind(kind: str, summary: str) -> None:
         lr: Annotated[float | None, typer.Option("--lr", metavar="X", help="Peak learning rate of matrices.")] = None,
         optimiser: Annotated[str, typer.Option("--optimiser", metavar="NAME", help="muon or adamw.")] = "muon",
         rows: Annotated[int, typer.Option("--rows", metavar="N", help="Output rows computed in training.")] = 8192,
+        intermediate: Annotated[
+            int | None,
+            typer.Option("--intermediate", metavar="N", help="Units of a cell's MLP. [default: the target's]"),
+        ] = None,
         taps: Annotated[
-            str | None, typer.Option("--taps", metavar="NUMBERS", help="Layers that eagle3 reads, like 2,15,27.")
+            str | None, typer.Option("--taps", metavar="NUMBERS", help="Layers that are read, like 2,15,27 by eagle3.")
+        ] = None,
+        start: Annotated[
+            str | None,
+            typer.Option("--start", metavar="FOLDER", help="Go on from weights of this kind; confu also from eagle3."),
+        ] = None,
+        backbone: Annotated[
+            str | None,
+            typer.Option("--backbone", metavar="FOLDER", help="Of treeflash and taps: a dflash. [default: shipped]"),
         ] = None,
         fresh: Annotated[
             bool, typer.Option("--fresh", help="Begin with random weights, not the last layer's.")
@@ -187,6 +200,7 @@ def _add_kind(kind: str, summary: str) -> None:
         from adaptspec.cli.progress import reporter
 
         check_at_least(1, batch=batch, rows=rows, threads=threads, unroll=unroll, steps=steps)
+        check_at_least(1, intermediate=intermediate)
         if steps is None and minutes is None:
             raise ValueError("give --minutes or --steps")
         layers = None if taps is None else tuple(parse_layers(taps))
@@ -204,7 +218,17 @@ def _add_kind(kind: str, summary: str) -> None:
             seed=seed,
         )
         how = TrainOptions(
-            loss=loss, eta=eta, unroll=unroll, decay=decay, rows=rows, taps=layers, copy=not fresh, batch_rows=batch
+            loss=loss,
+            eta=eta,
+            unroll=unroll,
+            decay=decay,
+            rows=rows,
+            intermediate=intermediate,
+            taps=layers,
+            start=start,
+            backbone=backbone,
+            copy=not fresh,
+            batch_rows=batch,
         )
         with reporter(quiet=quiet) as progress:
             progress.note(f"loading the model {model}")
@@ -233,11 +257,17 @@ def _add_kind(kind: str, summary: str) -> None:
 for _kind, _summary in (
     ("eagle1", "the cell of EAGLE and EAGLE-2"),
     ("eagle3", "the cell of EAGLE-3"),
+    ("confu", "the cell of ConFu"),
     ("griffin", "the cell of GRIFFIN"),
     ("mtp1", "one multi-token-prediction layer"),
     ("mtp3", "three multi-token-prediction layers"),
     ("medusa", "Medusa's heads"),
     ("hydra", "Hydra's heads"),
+    ("kangaroo", "the adapter of Kangaroo"),
+    ("cats", "the adapters of CATS"),
+    ("dflash", "the backbone of DFlash and DDTree"),
+    ("treeflash", "the correction of TreeFlash"),
+    ("taps", "the scorer of TAPS"),
     ("draft-model", "an independent small language model"),
 ):
     _add_kind(_kind, _summary)
@@ -300,6 +330,9 @@ for _kind, _summary in (
     ("dynaspec", "the router of the vocabulary head 'dynaspec'"),
 ):
     _add_router(_kind, _summary)
+
+
+train.command()(layers)
 
 
 class _Stages:

@@ -1,9 +1,14 @@
 """Drafters by name. Importing this package registers all of them and imports no torch."""
 
 from adaptspec.drafters import (
+    confu,
+    dflash,
     draft_model,
     eagle,
+    early_exit,
     griffin,
+    griffin_gs,
+    griffin_ltd,
     hydra,
     layer_skip,
     lookahead,
@@ -14,7 +19,9 @@ from adaptspec.drafters import (
     rest,
     sam,
     suffix,
+    taps,
     token_recycling,
+    treeflash,
 )
 from adaptspec.drafters.base import Drafter, Needs
 from adaptspec.drafters.registry import DRAFTERS, make_drafter, register_drafter
@@ -23,9 +30,14 @@ __all__ = [
     "DRAFTERS",
     "Drafter",
     "Needs",
+    "confu",
+    "dflash",
     "draft_model",
     "eagle",
+    "early_exit",
     "griffin",
+    "griffin_gs",
+    "griffin_ltd",
     "hydra",
     "layer_skip",
     "lookahead",
@@ -38,5 +50,7 @@ __all__ = [
     "rest",
     "sam",
     "suffix",
+    "taps",
     "token_recycling",
+    "treeflash",
 ]

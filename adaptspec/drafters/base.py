@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adaptspec.types import DraftContext, DraftTree, ExtraRows, Observation, Siblings
+from adaptspec.types import DraftContext, DraftTree, ExtraRows, Observation, PairedRows, Siblings
 
 if TYPE_CHECKING:
     from adaptspec.target.base import Target
@@ -110,8 +110,9 @@ class Drafter(ABC):
     def catch_up(self) -> None:
         """Work off the `lag`; called before `propose`, and timed apart from it."""
 
-    def extra_rows(self, context: DraftContext, budget: int) -> ExtraRows | None:
-        """Rows to add to the verify pass of this step; asked for only if `needs.extra_rows`."""
+    def extra_rows(self, context: DraftContext, budget: int) -> ExtraRows | PairedRows | None:
+        """Rows to add to the verify pass of this step; asked for only if `needs.extra_rows`, after `propose`. Paired
+        rows are added only where they and the tree together fit into the budget."""
         return None
 
     def finish(self) -> None:

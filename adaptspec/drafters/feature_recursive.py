@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -13,10 +13,12 @@ from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
 from adaptspec.drafters.static_tree import limit_depth, rank_template, static_tree
 from adaptspec.names import unknown_name
-from adaptspec.trees import Expand, ExpandRows, Template, beam_rerank, sampled_chain, sampled_tree
+from adaptspec.trees import Expand, ExpandRows, Stop, Template, beam_rerank, sampled_chain, sampled_tree
 from adaptspec.types import SIBLINGS, DraftContext, DraftTree, Observation, Sampling, Siblings
 
 if TYPE_CHECKING:
+    import torch
+
     from adaptspec.drafters.cell_weights import CellWeights
     from adaptspec.drafters.cells import Cell
     from adaptspec.drafters.cells.recursion import Recursion
@@ -96,7 +98,6 @@ class FeatureRecursive(HeadedDrafter):
         from torch.nn.functional import embedding
 
         from adaptspec.drafters.cell_weights import load_cell
-        from adaptspec.drafters.cells.recursion import Recursion
         from adaptspec.drafters.target_parts import target_parts
 
         parts = target_parts(target, drafter=self.name)
@@ -127,7 +128,7 @@ class FeatureRecursive(HeadedDrafter):
             prompt_top_k=heads.needs_prompt_top_k,
             target_top_logits=heads.needs_top_logits,
         )
-        self._recursion = Recursion(cell, embed)
+        self._recursion = self._new_recursion(cell, embed)
         self._vocab_size = parts.vocab_size
         self._bound = bound
 
@@ -142,15 +143,15 @@ class FeatureRecursive(HeadedDrafter):
         self._head_sets().prefill(token_ids, top_ids)
         if features is None:
             raise ValueError(f"{self.name} needs the hidden states of the layers {list(self.needs.taps)}, got none")
-        recursion.push(token_ids[1:], features)
-        recursion.settle()
+        self._begin(recursion, token_ids[1:], features)
 
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+    def propose(self, context: DraftContext, budget: int, *, stop: Stop | None = None) -> DraftTree:
+        """See `Drafter.propose`; `stop` ends the growth of a dynamic tree early."""
         recursion = self._open()
         depth = min(budget, context.max_depth, self.max_depth)
         if depth < 1 or not recursion.ready:
             return DraftTree.empty()
-        recursion.settle()
+        self._settle(recursion)
         if self.siblings != "deterministic" and not context.sampling.greedy:
             return self._drawn(context, budget=budget, depth=depth)
         # More children per node, or nodes per depth, than the budget cannot be among its best nodes.
@@ -158,7 +159,7 @@ class FeatureRecursive(HeadedDrafter):
         expand = self._expand(context.vocab, width)
         if self.tree == "static":
             return static_tree(expand, self._template(budget), root=context.root, max_depth=depth)
-        return beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth)
+        return beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
 
     def observe(self, observation: Observation) -> None:
         recursion = self._open()
@@ -196,7 +197,7 @@ class FeatureRecursive(HeadedDrafter):
         recursion = self._open()
         if not recursion.ready:
             raise RuntimeError(f"{self.name} needs at least {recursion.layers + 1} committed tokens")
-        recursion.settle()
+        self._settle(recursion)
         if context.sampling.greedy:
             context = replace(context, sampling=Sampling(temperature=1.0))
         rows = self._expand_rows(context)
@@ -248,6 +249,20 @@ class FeatureRecursive(HeadedDrafter):
     def _head(self, vocab: str, depth: int) -> VocabHead:
         heads = self._head_sets()
         return heads[min(depth, len(heads)) - 1][vocab]
+
+    def _new_recursion(self, cell: Cell, embed: Callable[[torch.Tensor], torch.Tensor]) -> Recursion:
+        from adaptspec.drafters.cells.recursion import Recursion
+
+        return Recursion(cell, embed)
+
+    def _begin(self, recursion: Recursion, token_ids: np.ndarray, features: Mapping[int, Any]) -> None:
+        """Run the rows of the prompt."""
+        recursion.push(token_ids, features)
+        recursion.settle()
+
+    def _settle(self, recursion: Recursion) -> None:
+        """Run what is pending before a proposal."""
+        recursion.settle()
 
     def _template(self, budget: int) -> Template:
         return rank_template(self.branching, budget, self.max_depth)

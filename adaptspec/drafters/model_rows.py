@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,10 @@ import numpy as np
 import torch
 
 from adaptspec.target.hf import HFTarget
-from adaptspec.target.layout import decoder_layers
+from adaptspec.target.views import headless
 from adaptspec.types import DraftContext, DraftTree, Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from adaptspec.vocab import VocabHead
 
 
@@ -219,40 +216,4 @@ def without_head(model: Any) -> torch.nn.Module:
             f"the head of {type(model).__name__} cannot be reduced: its logits have {' and '.join(scaled)}; "
             "use vocab 'full'"
         )
-    return _replace(model, head, torch.nn.Identity())
-
-
-def with_layers(model: torch.nn.Module, keep: Sequence[int]) -> torch.nn.Module:
-    """A view of a causal language model that runs only the decoder layers `keep`; it shares every parameter and leaves
-    the model as it is.
-
-    Raises:
-        ValueError: the model is spread over devices by hooks that are tied to the original modules.
-    """
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        raise ValueError("skipping layers is not supported for a model that device_map spreads over several devices")
-    backbone, attribute = decoder_layers(model)
-    view = _shallow(backbone)
-    layers = getattr(backbone, attribute)
-    view._modules[attribute] = torch.nn.ModuleList([layers[k] for k in keep])
-    view.config = copy.copy(backbone.config)
-    if getattr(view.config, "layer_types", None) is not None:
-        view.config.layer_types = [backbone.config.layer_types[k] for k in keep]
-    return _replace(model, backbone, view)
-
-
-def _shallow(module: torch.nn.Module) -> torch.nn.Module:
-    clone = copy.copy(module)
-    clone.__dict__["_modules"] = dict(module._modules)
-    return clone
-
-
-def _replace(root: torch.nn.Module, old: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the module objects on the way from `root` to `old`, ending in `new`."""
-    if root is old:
-        return new
-    clone = _shallow(root)
-    for name, child in root._modules.items():
-        if child is not None and any(module is old for module in child.modules()):
-            clone._modules[name] = _replace(child, old, new)
-    return clone
+    return headless(model)

@@ -2,16 +2,15 @@
 
 What is estimated is conditional on the position before, as in a survival analysis (Kaplan and Meier 1958):
 
-    gamma[d, k] = P(token k accepted | k - 1 accepted, k verified)
-    offer[d, k] = P(token k proposed | k - 1 proposed)
+    gamma[k, d] = P(token k accepted | k - 1 accepted, k verified)
+    offer[k, d] = P(token k proposed | k - 1 proposed)
 
 A draft that was accepted whole, or cut off by a scheduler or a grammar, has no trial at the position after it, so that
 it neither counts as a rejection nor hides that more might have been accepted. A position without trials is taken to be
 like the one before: a full accept makes the next length worth a try.
 
-On top of these, odds are multiplied by factors, each learnt against what the ones before it expect: how the drafter
-fares lately, at this context length, with this much evidence, and in this request. A factor for h hits in n trials of
-which e were expected is (h + s/2) / (e + s/2) * (n - e + s/2) / (n - h + s/2), s trials of doubt.
+On top of these, odds are multiplied by factors (`odds`), each learnt against what the ones before it expect: how the
+drafter fares lately, at this context length, with this much evidence, and in this request.
 
 Memory of the past fades with every trial beyond a limit, and slowly with every step, so that what was not tried for
 long is doubted again. D drafters, K positions, R rows, C context buckets, E levels of evidence.
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bandits.state import read_array
+from adaptspec.serving.odds import Factors, Memory, cap, odds_factor
 from adaptspec.serving.requests import RequestTable
 from adaptspec.serving.types import EVIDENCE_LEVELS
 
@@ -44,12 +44,11 @@ HORIZON = 2000.0
 STEP_FADE = 1.0 - 1.0 / 4000.0
 """What is left of its counts after a step."""
 
-_RECENT = (24.0, 128.0, 1.0 - 1.0 / 256.0)
-_CONTEXT = (40.0, HORIZON, 1.0 - 1.0 / 2000.0)
-_EVIDENCE = (16.0, HORIZON, STEP_FADE)
-_REQUEST = (6.0, 64.0, 1.0 - 1.0 / 128.0)
-"""Of every factor: trials of doubt, trials that it remembers, and what is left of its counts after a step. A short bad
-streak shows in all of them at once, so that none may be too sure of itself."""
+_RECENT = Memory(24.0, 128.0, 1.0 - 1.0 / 256.0)
+_CONTEXT = Memory(40.0, HORIZON, 1.0 - 1.0 / 2000.0)
+_EVIDENCE = Memory(16.0, HORIZON, STEP_FADE)
+_REQUEST = Memory(6.0, 64.0, 1.0 - 1.0 / 128.0)
+"""A short bad streak shows in all factors at once, so that none may be too sure of itself."""
 
 SETTLED = 32.0
 """Trials of a drafter after which half of what is seen goes to the factors."""
@@ -60,6 +59,8 @@ one unlucky draft must not be its last."""
 
 _LEAST, _MOST = 1e-4, 0.9995
 _FLUSH_EVERY, _NOTHING = 256, 1e-9
+_LEVELS = EVIDENCE_LEVELS + 1  # the last one: nothing is known
+_BUCKET_ENDS = 512 * 2 ** np.arange(CONTEXTS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,60 +68,29 @@ class Prospects:
     """What drafting is worth, for every row that may draft.
 
     Attributes:
-        accepted: float32 [D, K, R], expected accepted tokens at position k.
-        verified: float32 [D, K, R], probability that the drafter proposes position k.
+        accepted: float32 [K, D, R], expected accepted tokens at position k.
+        verified: float32 [K, D, R], probability that the drafter proposes position k; [K, 1, R] where every drafter has
+            always enough, and only the limits of the rows count; [K, 1, 1] where they have none.
     """
 
     accepted: np.ndarray
     verified: np.ndarray
 
 
-class _Factor:
-    """Odds factors of some cells: hits, trials and expected hits, [cells]."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Odds:
+    """What the curves of all requests say.
 
-    def __init__(self, cells: int, *, doubt: float, horizon: float, fade: float) -> None:
-        self.counts = np.zeros((3, cells))
-        self._half = 0.5 * doubt
-        self._horizon = horizon
-        self._fade = fade
-        self._value: np.ndarray | None = None
+    Attributes:
+        accept, chances: float64 [D, K], odds of acceptance, and as probabilities.
+        accept_by_position: float32 [K, D].
+        offer_by_position: float32 [K, D], odds of an offer, once any drafter has declined.
+    """
 
-    def value(self) -> np.ndarray:
-        """[cells]. Do not change it."""
-        if self._value is None:
-            self._value = odds_factor(*self.counts, half=self._half)
-        return self._value
-
-    def add(self, hits: np.ndarray, trials: np.ndarray, expected: np.ndarray) -> None:
-        """All [cells]."""
-        for row, more in zip(self.counts, (hits, trials, expected), strict=True):
-            row += more
-        cap(self.counts, self.counts[1], self._horizon)
-        self._value = None
-
-    def fade(self) -> None:
-        self.counts *= self._fade
-        self._value = None
-
-    def changed(self) -> None:
-        """The counts were written from outside."""
-        self._value = None
-
-
-def _factor(cells: int, settings: tuple[float, float, float]) -> _Factor:
-    doubt, horizon, fade = settings
-    return _Factor(cells, doubt=doubt, horizon=horizon, fade=fade)
-
-
-def odds_factor(hits: Any, trials: Any, expected: Any, *, half: float) -> Any:
-    """How much better than expected, as a factor of the odds; 1 without trials."""
-    return (hits + half) / (expected + half) * (trials - expected + half) / (trials - hits + half)
-
-
-def cap(counts: np.ndarray, trials: np.ndarray, horizon: float) -> None:
-    """Scale all counts down where there are more trials than the horizon."""
-    if trials.size and trials.max() > horizon:
-        counts *= np.minimum(1.0, horizon / np.maximum(trials, 1.0))
+    accept: np.ndarray
+    chances: np.ndarray
+    accept_by_position: np.ndarray
+    offer_by_position: np.ndarray
 
 
 class AcceptanceModel:
@@ -133,17 +103,21 @@ class AcceptanceModel:
 
     def __init__(self, drafters: int, longest: int) -> None:
         self._drafters, self._longest = drafters, longest
-        self._accepts = np.zeros((2, drafters, longest))  # hits, trials
-        self._offers = np.zeros((2, drafters, longest))
-        self._recent = _factor(drafters, _RECENT)
-        self._contexts = _factor(drafters * CONTEXTS, _CONTEXT)
-        self._evidence = _factor(drafters * (EVIDENCE_LEVELS + 1), _EVIDENCE)
+        self._curves = np.zeros((2, 2, drafters, longest))  # acceptance and offers: hits, trials
+        self._factors = Factors([(drafters, _RECENT), (drafters * CONTEXTS, _CONTEXT), (drafters * _LEVELS, _EVIDENCE)])
         self._declines = np.zeros(drafters, dtype=bool)  # who has ever had less than it was asked for
-        self._odds: tuple[np.ndarray, np.ndarray] | None = None
+        self._declining = False  # whether any has
+        self._places = np.arange(longest)[:, None]
+        self._reach = (self._places < np.arange(longest + 1)).astype(
+            np.float32
+        )  # positions within a length: [K, K + 1]
+        self._certain = np.ones((longest, 1, 1), dtype=np.float32)
+        self._odds: _Odds | None = None
 
     def curve(self, drafter: int) -> np.ndarray:
         """float64 [K], conditional acceptance by position over all requests, for reports."""
-        odds = self._base()[0][drafter] * self._recent.value()[drafter]
+        recent, _, _ = self._factors.values()
+        odds = self._base().accept[drafter] * recent[drafter]
         return odds / (1.0 + odds)
 
     def prospects(
@@ -154,7 +128,7 @@ class AcceptanceModel:
         buckets: np.ndarray,
         evidence: np.ndarray | None,
         available: Mapping[int, np.ndarray],
-        caps: np.ndarray,
+        caps: np.ndarray | None,
     ) -> Prospects:
         """What every drafter is worth on these rows.
 
@@ -163,31 +137,34 @@ class AcceptanceModel:
             buckets: int64 [R], of `context_buckets`.
             evidence: int64 [D, R], -1 unknown; None if nothing is known.
             available: by drafter, int64 [R] tokens that it has, -1 unknown.
-            caps: int64 [R], positions beyond are worth nothing.
+            caps: int64 [R], positions beyond are worth nothing; None where no row has a limit.
         """
-        odds, offer_odds = self._base()
-        own = table.counts.take(rows, axis=2)  # [6, D, R]
-        factors = self._shared(buckets, evidence) * odds_factor(*own[:3], half=0.5 * _REQUEST[0])
+        base = self._base()
+        offering = bool(available) or self._declining
+        own = table.counts[: 6 if offering else 3].take(rows, axis=2)  # [6 or 3, D, R]
+        factors = self._shared(buckets, evidence)
+        factors *= odds_factor(*own[:3], half=0.5 * _REQUEST.doubt)
         # float32: these arrays are most of the work, and the sums need no more.
-        accept = odds[:, :, None].astype(np.float32) * factors[:, None, :].astype(np.float32)
+        accept = base.accept_by_position[:, :, None] * factors.astype(np.float32)
         accept /= 1.0 + accept
-        places = np.arange(self._longest)[:, None]
-        if available or self._declines.any():
-            offers = odds_factor(*own[3:], half=0.5 * _REQUEST[0])
-            offer = offer_odds[:, :, None].astype(np.float32) * offers[:, None, :].astype(np.float32)
+        if offering:
+            offers = odds_factor(*own[3:], half=0.5 * _REQUEST.doubt)
+            offer = base.offer_by_position[:, :, None] * offers.astype(np.float32)
             offer /= 1.0 + offer
-            offer[~self._declines] = 1.0
+            offer[:, ~self._declines] = 1.0
             for drafter, known in available.items():
-                np.copyto(offer[drafter], places < known, where=known >= 0)
-            offer *= places < caps
+                np.copyto(offer[:, drafter], self._places < known, where=known >= 0)
+            if caps is not None:
+                offer *= (self._places < caps)[:, None]
+        elif caps is not None:
+            offer = (self._places < caps)[:, None].astype(np.float32)
         else:
-            offer = np.broadcast_to((places < caps).astype(np.float32), accept.shape)
-        shared = offer.strides[0] == 0  # the same for all drafters, and a product of ones and then zeros already
-        for place in range(1, self._longest):  # much faster than cumprod along a short axis
-            accept[:, place] *= accept[:, place - 1]
-            if not shared:
-                offer[:, place] *= offer[:, place - 1]
-        accept *= offer
+            offer = self._certain
+        for part in (accept, offer) if offering else (accept,):
+            for before, place in zip(part[:-1], part[1:], strict=True):  # much faster than cumprod along a short axis
+                np.multiply(before, place, out=place)
+        if offering or caps is not None:
+            accept *= offer
         return Prospects(accept, offer)
 
     def learn(
@@ -202,110 +179,119 @@ class AcceptanceModel:
         proposed: np.ndarray,
         verified: np.ndarray,
         accepted: np.ndarray,
-        censored: np.ndarray,
+        censored: np.ndarray | None,
     ) -> None:
-        """What came of the drafts of some rows, all int64 [R]; `drafters` says whose they were.
+        """What came of the drafts of some rows, all [R]; `drafters` says whose they were.
 
         `proposed` of -1 says nothing about what the drafter had to offer.
         """
-        judged = np.where(censored, accepted, np.minimum(accepted + 1, verified))
-        accepted = np.minimum(accepted, judged)
-        self._declines[drafters[(proposed >= 0) & (proposed < asked)]] = True
+        judged = np.minimum(accepted + 1, verified)
+        if censored is not None:
+            judged = np.where(censored, accepted, judged)
+        short = proposed < asked
+        if np.count_nonzero(short):
+            self._declines[drafters[short & (proposed >= 0)]] = True
+            self._declining = bool(self._declines.any())
+        base, sure = self._base(), self._sureness()
+        recent, contexts, by_level = self._factors.values()
+        of_drafters, of_contexts, of_levels = self._factors.parts
+        more = np.zeros(self._factors.counts.shape)
+
+        # What is common to a drafter and a context is counted by position.
         cells = drafters * CONTEXTS + buckets
-        levels = EVIDENCE_LEVELS + 1
-        where = None if evidence is None else drafters * levels + evidence % levels
-        odds, offer_odds = self._base()
-        # The first drafts of a drafter shape its curve alone; else every factor would count the same bad luck again.
-        told = self._accepts[1].sum(axis=1)
-        sure = told / (told + SETTLED)
-        recent, contexts, by_level = self._recent.value(), self._contexts.value(), self._evidence.value()
-        hits, trials = sure.take(drafters) * accepted, sure.take(drafters) * judged
+        reached = self._survivors(cells, accepted, judged)
+        tried = reached[1]
+        by_cell = reached.sum(axis=3) * sure[:, None]
+        more[:2, of_contexts] = by_cell.reshape(2, -1)
+        more[:2, of_drafters] = by_cell.sum(axis=2)
+        lately = base.accept * recent[:, None]
+        more[2, of_drafters] = (tried @ base.chances[:, :, None])[:, :, 0].sum(axis=1) * sure
+        more[2, of_contexts] = ((tried @ (lately / (1.0 + lately))[:, :, None])[:, :, 0] * sure[:, None]).ravel()
 
-        # What is common to a drafter and a context is counted by position: [D, C, K].
-        tried = self._survivors(cells, judged, self._drafters * CONTEXTS).reshape(self._drafters, CONTEXTS, -1)
-        lately = odds * recent[:, None]
-        expected = tried @ (odds / (1.0 + odds))[:, :, None], tried @ (lately / (1.0 + lately))[:, :, None]
-        by_cell = [np.bincount(cells, values, minlength=tried.size // self._longest) for values in (hits, trials)]
-        by_drafter = [counts.reshape(self._drafters, CONTEXTS).sum(axis=1) for counts in by_cell]
-        self._recent.add(*by_drafter, expected[0].sum(axis=(1, 2)) * sure)
-        self._contexts.add(*by_cell, (expected[1][:, :, 0] * sure[:, None]).ravel())
-
+        sure_by_row = sure.take(drafters)
+        hits, trials = sure_by_row * accepted, sure_by_row * judged
         factors = (recent.take(drafters) * contexts.take(cells)).astype(np.float32)
-        own = odds.T.astype(np.float32).take(drafters, axis=1)  # [K, R]
-        trial = np.arange(self._longest)[:, None] < judged
-        if where is not None:
-            by_context = _expected(own * factors, trial) * sure.take(drafters)
-            size = len(by_level)
-            self._evidence.add(*(np.bincount(where, values, minlength=size) for values in (hits, trials, by_context)))
+        own = base.accept_by_position.take(drafters, axis=1)  # [K, R]
+        trial = self._reach.take(judged, axis=1)
+        if evidence is not None:
+            where = drafters * _LEVELS + evidence % _LEVELS
+            by_context = _expected(own * factors, trial) * sure_by_row
+            for row, values in enumerate((hits, trials, by_context)):
+                more[row, of_levels] = np.bincount(where, values, minlength=len(by_level))
             factors *= by_level.take(where).astype(np.float32)
-        accepting = hits, trials, _expected(own * factors, trial) * sure.take(drafters)
-        offering = self._learn_offers(drafters, offer_odds, asked=asked, proposed=proposed)
-        table.judge(rows, drafters, accepting, offering, horizon=_REQUEST[1])
-        self._accepts[0] += self._survivors(drafters, accepted, self._drafters)
-        self._accepts[1] += tried.sum(axis=1)
-        cap(self._accepts, self._accepts[1], HORIZON)
+        accepting = hits, trials, _expected(own * factors, trial) * sure_by_row
+        offering = self._learn_offers(drafters, base, asked=asked, proposed=proposed)
+        table.judge(rows, drafters, accepting, offering, horizon=_REQUEST.horizon)
+        self._factors.add(more)
+        self._curves[0] += reached.sum(axis=2)
+        cap(self._curves[0], self._curves[0, 1], HORIZON)
         self._odds = None
 
+    def _sureness(self) -> np.ndarray:
+        """[D], the share of what is seen that goes to the factors. The first drafts of a drafter shape its curve alone;
+        else every factor would count the same bad luck again."""
+        told = self._curves[0, 1].sum(axis=1)
+        return told / (told + SETTLED)
+
     def _learn_offers(
-        self, drafters: np.ndarray, odds: np.ndarray, *, asked: np.ndarray, proposed: np.ndarray
+        self, drafters: np.ndarray, base: _Odds, *, asked: np.ndarray, proposed: np.ndarray
     ) -> tuple[np.ndarray, ...] | None:
         """Count what was proposed of what was asked; returns it by row, None where every drafter has always enough."""
-        if not self._declines.any():
+        if not self._declining:
             return None
         asking = np.where(proposed >= 0, np.minimum(proposed + 1, asked), 0)
         offered = np.maximum(np.minimum(proposed, asking), 0)
-        wanted = np.arange(self._longest)[:, None] < asking
-        expected = _expected(odds.T.astype(np.float32).take(drafters, axis=1), wanted)
-        self._offers[0] += self._survivors(drafters, offered, self._drafters)
-        self._offers[1] += self._survivors(drafters, asking, self._drafters)
-        cap(self._offers, self._offers[1], HORIZON)
+        expected = _expected(base.offer_by_position.take(drafters, axis=1), self._reach.take(asking, axis=1))
+        self._curves[1] += self._survivors(drafters * CONTEXTS, offered, asking).sum(axis=2)
+        cap(self._curves[1], self._curves[1, 1], HORIZON)
         return offered, asking, expected
 
-    def _survivors(self, cells: np.ndarray, lengths: np.ndarray, count: int) -> np.ndarray:
-        """float64 [count, K], how many rows of each cell reach beyond each position."""
+    def _survivors(self, cells: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """float64 [2, D, C, K], how many rows of each cell reach beyond each position: by the first and by the second
+        lengths [R]."""
         width = self._longest + 1
-        ended = np.bincount(cells * width + lengths, minlength=count * width).reshape(count, width)
-        return ended[:, :0:-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
+        places = cells * width
+        half = self._drafters * CONTEXTS * width
+        ended = np.bincount(np.concatenate([places + first, places + (second + half)]), minlength=2 * half)
+        beyond = ended.reshape(2, self._drafters, CONTEXTS, width)[..., :0:-1].cumsum(axis=3)
+        return beyond[..., ::-1].astype(np.float64, order="C")
 
     def fade(self, table: RequestTable, *, step: int) -> None:
         """A step passed: all that is known is a little older, and what was not tried for long is doubted again."""
-        for counts in (self._accepts, self._offers):
-            counts *= STEP_FADE
-        for factor in (self._recent, self._contexts, self._evidence):
-            factor.fade()
-        table.counts *= _REQUEST[2]
+        self._curves *= STEP_FADE
+        self._factors.fade()
+        table.counts *= _REQUEST.fade
         if step % _FLUSH_EVERY == 0:
             # What has faded to nothing would become denormal numbers, with which processors are slow.
-            for counts in (self._accepts, self._offers, self._recent.counts, self._contexts.counts, table.counts):
+            for counts in (self._curves, self._factors.counts, table.counts):
                 counts[counts < _NOTHING] = 0.0
         self._odds = None
 
     def _shared(self, buckets: np.ndarray, evidence: np.ndarray | None) -> np.ndarray:
         """[D, R], the factors that requests have in common."""
-        factors = self._contexts.value().reshape(self._drafters, CONTEXTS)[:, buckets]
-        hope = np.exp(OPTIMISM / np.sqrt(1.0 + self._recent.counts[1]))
-        factors *= (self._recent.value() * hope)[:, None]
-        by_level = self._evidence.value().reshape(self._drafters, EVIDENCE_LEVELS + 1)
+        recent, contexts, by_level = self._factors.values()
+        hope = np.exp(OPTIMISM / np.sqrt(1.0 + self._factors.counts[1, : self._drafters]))
+        by_bucket = contexts.reshape(self._drafters, CONTEXTS) * (recent * hope)[:, None]
+        by_level = by_level.reshape(self._drafters, _LEVELS)
         if evidence is None:
-            factors *= by_level[:, EVIDENCE_LEVELS:]
-        else:
-            factors *= np.take_along_axis(by_level, evidence % (EVIDENCE_LEVELS + 1), axis=1)
-        return factors
+            by_bucket *= by_level[:, EVIDENCE_LEVELS:]
+            return by_bucket.take(buckets, axis=1)
+        return by_bucket.take(buckets, axis=1) * np.take_along_axis(by_level, evidence % _LEVELS, axis=1)
 
-    def _base(self) -> tuple[np.ndarray, np.ndarray]:
-        """Odds [D, K] of acceptance and, where any drafter ever declined, of an offer."""
+    def _base(self) -> _Odds:
         if self._odds is None:
             # Plain numbers: the positions depend on each other, and there are too few drafters for arrays to pay.
-            offers = self._offers if self._declines.any() else None
-            found = np.array(
+            curves = self._curves if self._declining else self._curves[:1]
+            firsts = (FIRST_ACCEPTANCE, FIRST_OFFER)
+            chances = np.array(
                 [
-                    [_conditionals(*pair, first=first) for pair in zip(*counts.tolist(), strict=True)]
-                    for counts, first in ((self._accepts, FIRST_ACCEPTANCE), (offers, FIRST_OFFER))
-                    if counts is not None
+                    [_conditionals(*pair, first) for pair in zip(*counts, strict=True)]
+                    for counts, first in zip(curves.tolist(), firsts, strict=False)
                 ]
             )
-            found /= 1.0 - found
-            self._odds = found[0], found[-1]
+            odds = chances / (1.0 - chances)
+            by_position = odds.transpose(0, 2, 1).astype(np.float32, order="C")
+            self._odds = _Odds(odds[0], chances[0], by_position[0], by_position[-1])
         return self._odds
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,25 +305,26 @@ class AcceptanceModel:
         read = {name: read_array(state, name, counts.shape, minimum=0.0) for name, counts in own.items()}
         for name, counts in own.items():
             counts[...] = read[name]
-        for factor in (self._recent, self._contexts, self._evidence):
-            factor.changed()
+        self._declining = bool(self._declines.any())
+        self._factors.changed()
         self._odds = None
 
     def _counts(self) -> dict[str, np.ndarray]:
+        recent, contexts, evidence = (self._factors.counts[:, part] for part in self._factors.parts)
+        accepts, offers = self._curves
         return {
-            "accepts": self._accepts,
-            "offers": self._offers,
-            "recent": self._recent.counts,
-            "contexts": self._contexts.counts,
-            "evidence": self._evidence.counts,
+            "accepts": accepts,
+            "offers": offers,
+            "recent": recent,
+            "contexts": contexts,
+            "evidence": evidence,
             "declines": self._declines,
         }
 
 
 def context_buckets(contexts: np.ndarray) -> np.ndarray:
     """int64 [R] in [0, CONTEXTS), from committed tokens."""
-    _, exponents = np.frexp(np.maximum(contexts, 1) - 0.5)  # 2 ** exponent is the next power of two, rounded up
-    return np.minimum(np.maximum(exponents.astype(np.int64) - 9, 0), CONTEXTS - 1)
+    return _BUCKET_ENDS.searchsorted(contexts)
 
 
 def _expected(odds: np.ndarray, trial: np.ndarray) -> np.ndarray:
@@ -347,10 +334,10 @@ def _expected(odds: np.ndarray, trial: np.ndarray) -> np.ndarray:
     return chances.sum(axis=0).astype(np.float64)
 
 
-def _conditionals(hits: list[float], trials: list[float], *, first: float) -> list[float]:
+def _conditionals(hits: list[float], trials: list[float], first: float) -> list[float]:
     """[K], posterior means by position; every position's prior is the one before."""
     found = []
     for hit, trial in zip(hits, trials, strict=True):
         first = (hit + DOUBT * first) / (trial + DOUBT)
-        found.append(min(max(first, _LEAST), _MOST))
+        found.append(first if _LEAST <= first <= _MOST else min(max(first, _LEAST), _MOST))
     return found

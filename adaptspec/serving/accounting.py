@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from adaptspec.names import unknown_name
 from adaptspec.serving.seconds import StepSeconds
 from adaptspec.serving.types import StepOutcome
 
@@ -16,8 +13,7 @@ def learn_seconds(
     outcome: StepOutcome,
     *,
     names: Sequence[str],
-    owners: np.ndarray,
-    lengths: np.ndarray,
+    played: Sequence[tuple[int, int, int]],
     tokens: int,
     context: float,
 ) -> float | None:
@@ -28,28 +24,19 @@ def learn_seconds(
 
     Args:
         names: drafters.
-        owners: int64 [R], index of the row's drafter, -1 for none.
-        lengths: int64 [R], what was asked.
+        played: drafters in play, each with its rows and the longest draft that it was asked for.
         tokens: of the pass, drafts and padding included.
         context: mean committed tokens.
 
     Returns:
         The wall time of the step, None if it is unknown.
-
-    Raises:
-        ValueError: seconds of an unknown drafter.
     """
-    for field in ("draft_seconds", "refresh_seconds"):
-        for name in getattr(outcome, field):
-            if name not in names:
-                raise unknown_name(f"drafter in {field}:", name, names)
     wall = outcome.wall_seconds
     if wall is None:
         return None
     for name, seconds in outcome.refresh_seconds.items():
         costs.observe_refresh(names.index(name), seconds)
-    played = np.flatnonzero(np.bincount(owners + 1, minlength=1)[1:]).tolist()
-    untimed = [drafter for drafter in played if names[drafter] not in outcome.draft_seconds]
+    untimed = [drafter for drafter, _, _ in played if names[drafter] not in outcome.draft_seconds]
     drafting = sum(outcome.draft_seconds.values())
     other = sum(outcome.refresh_seconds.values()) + outcome.policy_seconds
     verify = outcome.verify_seconds
@@ -63,9 +50,8 @@ def learn_seconds(
         costs.observe_verify(tokens, rest, context=context)
         rest = 0.0
     else:
-        rest = max(rest - float(costs.verify(tokens, context=context)), 0.0)
-    for drafter in played:
-        rows = owners == drafter
+        rest = max(rest - costs.verify(tokens, context=context), 0.0)
+    for drafter, rows, length in played:
         seconds = outcome.draft_seconds.get(names[drafter], rest / max(len(untimed), 1))
-        costs.observe_draft(drafter, rows=int(rows.sum()), length=int(lengths[rows].max()), seconds=seconds)
+        costs.drafting.observe(drafter, rows=rows, length=length, seconds=seconds)
     return wall

@@ -10,7 +10,7 @@ def fit_budget(
     drafters: np.ndarray,
     lengths: np.ndarray,
     *,
-    caps: np.ndarray,
+    caps: np.ndarray | None,
     budget: int | None,
     uniform: bool,
     worth: np.ndarray | None,
@@ -20,23 +20,24 @@ def fit_budget(
     Args:
         arms: int64 [R], what the rows would get, -1 for nothing.
         drafters, lengths: int64 [A], of every arm; lengths ascending within a drafter.
-        caps: int64 [R], at most so many tokens per row.
+        caps: int64 [R], at most so many tokens per row; None for no limit.
         budget: None for no limit.
         uniform: all rows get the same.
-        worth: float [D, K, R], expected accepted tokens by position; None: the deepest tokens are worth least.
+        worth: float [K, D, R], expected accepted tokens by position; None: the deepest tokens are worth least.
     """
+    if budget is None:
+        return arms
     drafting = arms >= 0
-    asked = np.where(drafting, np.minimum(lengths[arms], caps), 0)
-    if budget is None or int(asked.sum()) <= budget:
+    asked = np.where(drafting, lengths[arms] if caps is None else np.minimum(lengths[arms], caps), 0)
+    if int(asked.sum()) <= budget:
         return arms
     if uniform:
         rooms = np.full(len(arms), budget // max(int(np.count_nonzero(drafting)), 1))
     else:
-        rows = np.arange(len(arms))
         if worth is None:
             value = np.broadcast_to(-np.arange(float(lengths.max()))[:, None], (int(lengths.max()), len(arms)))
         else:
-            value = worth[drafters[arms], :, rows].T
+            value = worth[:, drafters[arms], np.arange(len(arms))]
         rooms = _within(asked, budget=budget, worth=value)
     return np.array(
         [

@@ -22,11 +22,17 @@ def count_outcome(
         emitted: int64 [R].
         drafting: bool [R], where something was drafted and is known.
     """
+    verified, accepted = outcome.verified, outcome.accepted
     here = slots >= 0
-    told = np.stack([emitted > 0, emitted, outcome.verified, outcome.accepted], axis=1)
-    table.totals[slots[here]] += told[here]
-    drafted = here & drafting & (outcome.verified > 0)
-    table.histogram[slots[drafted], outcome.accepted[drafted]] += 1
+    if np.count_nonzero(here) < len(slots):
+        slots, emitted, drafting, verified, accepted = (
+            values[here] for values in (slots, emitted, drafting, verified, accepted)
+        )
+    told = np.empty((len(slots), 4), dtype=np.int64)
+    for column, values in enumerate((emitted > 0, emitted, verified, accepted)):
+        told[:, column] = values
+    table.totals[slots] += told
+    table.histogram[slots, accepted] += drafting & (verified > 0)
 
 
 def learn_outcome(
@@ -53,27 +59,26 @@ def learn_outcome(
         reached = batch.context.context_lengths[stale] - decision.cold_tokens[stale]
         table.seen_length[slots[stale], owners[stale]] = reached
         judged &= ~outcome.stale
-    if not judged.any():
+    count = int(np.count_nonzero(judged))
+    if not count:
         return
-    rows = np.flatnonzero(judged)
+    rows = slice(None) if count == len(judged) else np.flatnonzero(judged)
     whose = owners[rows]
     proposed = outcome.proposed[rows]
     if batch.context.available:
         known = np.full((len(drafters), len(decision)), -1, dtype=np.int64)
         for name, values in batch.context.available.items():
             known[drafters.index(name)] = values
-        proposed = np.where(known[whose, rows] >= 0, -1, proposed)
-    evidence = None if batch.evidence is None else batch.evidence[whose, rows]
-    censored = np.zeros(len(rows), dtype=bool) if outcome.censored is None else outcome.censored[rows]
+        proposed = np.where(known[whose, np.arange(len(judged))[rows]] >= 0, -1, proposed)
     acceptance.learn(
         table,
         slots[rows],
         drafters=whose,
         buckets=batch.contexts[rows],
-        evidence=evidence,
+        evidence=None if batch.evidence is None else batch.evidence[whose, np.arange(len(judged))[rows]],
         asked=decision.lengths[rows],
         proposed=proposed,
         verified=outcome.verified[rows],
         accepted=outcome.accepted[rows],
-        censored=censored,
+        censored=None if outcome.censored is None else outcome.censored[rows],
     )

@@ -8,19 +8,21 @@ not row by row: tokens of all rows share one pass, and a drafter that runs as a 
 all. At a given price of a verified token (Dinkelbach: rate * seconds per token) every row takes draft tokens as long as
 the next one is worth its price; acceptance falls along a draft, so that the taken ones are a prefix. The price follows
 from the plan, the plan from the price; one round per step suffices, because the price of the step before is a good
-start. A drafters, A arms, R rows that may draft.
+start. D drafters, M arms of a drafter at most, R rows that may draft; arms of a drafter are one below the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from adaptspec.bandits.state import read_array, read_int
 from adaptspec.serving.acceptance import Prospects
+from adaptspec.serving.mixing import Parts, mix
+from adaptspec.serving.plans import Load, Plan
 from adaptspec.serving.seconds import StepSeconds
 
 ROUNDS = 2
@@ -29,48 +31,7 @@ ROUNDS = 2
 MIX_MARGIN = 0.01
 """What a mixture must promise, as a share of the tokens, to be looked at."""
 
-MOST_MIXED = 3
-"""Drafters in one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What the step costs whatever is drafted.
-
-    Attributes:
-        rows: decoding rows, all of them.
-        tokens: tokens of the pass without drafts.
-        context: mean committed tokens.
-        extra: float64 [D], seconds that playing a drafter costs besides drafting (its state has gone stale).
-        usable: bool [D].
-    """
-
-    rows: int
-    tokens: int
-    context: float
-    extra: np.ndarray
-    usable: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the rows that may draft are given.
-
-    Attributes:
-        drafters: in play, in the order of the policy; none is "off".
-        arms: int64 [R], index into the arms, -1 for none.
-        tokens, verified, seconds: expected of the whole step: tokens of all rows, draft tokens in the pass.
-    """
-
-    drafters: tuple[int, ...]
-    arms: np.ndarray
-    tokens: float
-    verified: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+_FIRST_PRICE = 0.05
 
 
 class Planner:
@@ -88,143 +49,104 @@ class Planner:
     def __init__(self, drafters: np.ndarray, lengths: np.ndarray, *, timed: bool) -> None:
         self.drafters, self.lengths, self.timed = drafters, lengths, timed
         self.count = int(drafters[-1]) + 1
-        self.starts = np.searchsorted(drafters, np.arange(self.count))
+        self._each = np.arange(self.count)
+        self.starts = np.searchsorted(drafters, self._each)
+        self._shortest = lengths[self.starts]
         sizes = np.diff(self.starts, append=len(drafters))
-        # Arms of a drafter side by side, the last one repeated where a drafter has fewer than others: [D, M].
-        self._grid = self.starts[:, None] + np.minimum(np.arange(sizes.max()), sizes[:, None] - 1)
-        before = np.where(np.arange(len(drafters)) == self.starts[drafters], 0, np.append(0, lengths[:-1]))
-        self._steps = (lengths - before).astype(np.float64)
-        self._blocks = _Blocks(drafters, before, lengths)
-        self._prices = np.full(self.count, 0.05 if timed else 0.0)  # in tokens, of a verified token
+        most = int(sizes.max())
+        self._ranks = np.arange(most)[:, None]
+        # [M, D]; where a drafter has fewer arms than others its last one is repeated, which then adds nothing.
+        grid = self.starts + np.minimum(self._ranks, sizes - 1)
+        before = np.concatenate([np.zeros((1, self.count), np.int64), lengths[grid[:-1]]])
+        self._upto, self._after = lengths[grid], before
+        self._steps = (self._upto - before).astype(np.float64)
+        self._every_length = bool((self._steps == 1.0).all()) and most == int(lengths.max())
+        self._lengths = np.ascontiguousarray(self._upto.T)  # [D, M]
+        self._firsts = self._each * most  # of each drafter, in [D, M]
+        # By how many of its arms a row takes, none to all: [D, M + 1].
+        self._arm_of_rank = np.concatenate([np.full((1, self.count), -1), grid]).T.copy()
+        self._length_of_rank = np.append(np.zeros((self.count, 1), np.int64), self._lengths, axis=1)
+        self._rank_starts = (self._each * (most + 1))[:, None]
+        self._prices = np.full(self.count, _FIRST_PRICE if timed else 0.0)  # in tokens, of a verified token
         self._draft_prices = np.zeros(self.count)  # of a token that is asked for
         self._bucket = -1
+        self._no_weights, self._no_extra = np.zeros((self.count, 3)), np.zeros(self.count)
 
-    def off(self, load: Load, costs: StepSeconds, *, rows: int) -> Plan:
+    def off(self, load: Load) -> Plan:
         """Nobody drafts."""
-        return Plan((), np.full(rows, -1), float(load.rows), 0.0, float(self._seconds(load, costs, 0.0)))
+        return Plan((), None, False, float(load.rows), 0.0, load.off_seconds if self.timed else 1.0)
 
     def plans(
         self, prospects: Prospects, load: Load, costs: StepSeconds, *, keep: Sequence[int] = ()
     ) -> tuple[list[Plan], list[Plan]]:
         """The best plan with each drafter alone [D], and plans that mix drafters row by row; `keep` are the drafters of
         the plan under way."""
-        gains, passes = self._blocks.sums(prospects.accepted), self._blocks.sums(prospects.verified)
-        weights, extra = self._drafting(costs), self._extra(load)
-        by_length = weights[:, 1][self.drafters] * self.lengths + weights[:, 0][self.drafters]
+        gains, passes = self._by_arm(prospects.accepted), self._by_arm(prospects.verified)
+        (fixed, per_length, per_token), extra = self._drafting(costs).T, self._extra(load)
+        by_length = per_length[:, None] * self._lengths + fixed[:, None]
+        # Tokens that are certain to be proposed are in the pass as often as they are taken.
+        certain = self._every_length and prospects.verified.shape[1] < self.count
+        sums = np.empty((2 if certain else 3, self.count, len(gains)), dtype=gains.dtype)
         bucket = load.rows.bit_length()
         rounds, self._bucket = (1 if bucket == self._bucket else ROUNDS), bucket
         for _ in range(rounds):
-            worth = passes * -self._prices[self.drafters, None].astype(np.float32)
-            worth += gains
-            if self._draft_prices.any():
-                worth -= (self._draft_prices[self.drafters] * self._steps)[:, None].astype(np.float32)
+            worth = passes * -self._prices[:, None].astype(np.float32) + gains
+            if np.count_nonzero(self._draft_prices):
+                worth -= (self._draft_prices * self._steps)[:, :, None].astype(np.float32)
             taken = (worth > 0.0).astype(np.float32)
-            tokens = self._running(np.einsum("ar,ar->a", gains, taken))
-            passed = self._running(np.einsum("ar,ar->a", passes, taken))
-            rows = taken.sum(axis=1)
-            asked = self._running(rows * self._steps)
-            drafting = np.maximum(by_length + weights[:, 2][self.drafters] * asked, 0.0)
-            seconds = self._seconds(load, costs, passed) + drafting + extra[self.drafters]
+            sums[1] = taken.sum(axis=2).T
+            np.einsum("mdr,mdr->dm", gains, taken, out=sums[0])
+            if not certain:
+                sums[2] = sums[1] * self._steps.T
+                np.einsum("mdr,mdr->dm", passes, taken, out=sums[1])
+            tokens, passed, *_ = upto = _running(sums)
+            drafting = np.maximum(by_length + per_token[:, None] * upto[-1], 0.0)
+            seconds = self._seconds(load, costs, passed) + drafting + extra[:, None]
             rates = (load.rows + tokens) / seconds
             # The cap of a drafter is the longest length that it plays: what a length costs is paid for the longest row.
-            caps = rates[self._grid].argmax(axis=1)
-            best = self._grid[np.arange(self.count), caps]
+            caps = rates.argmax(axis=1)
+            best = self._firsts + caps
+            rate = rates.take(best)
             if self.timed:
-                price = costs.price(load.tokens + passed[best], context=load.context)
-                self._prices = rates[best] * price
-                self._draft_prices = rates[best] * np.maximum(weights[:, 2], 0.0)
-        taken *= (np.arange(len(self.drafters)) <= best[self.drafters])[:, None]
-        ranks = self._by_drafter(taken).astype(np.int64)  # [D, R]
-        arms = np.where(ranks > 0, self.starts[:, None] + ranks - 1, -1)
+                price = costs.price_each(load.tokens + passed.take(best), context=load.context)
+                self._prices = rate * price
+                self._draft_prices = rate * np.maximum(per_token, 0.0)
+        most = int(caps.max()) + 1  # longer arms are not played by anyone
+        gains, passes, worth, taken = gains[:most], passes[:most], worth[:most], taken[:most]
+        taken *= (self._ranks[:most] <= caps)[:, :, None].astype(np.float32)
+        ranks = taken.sum(axis=0)  # [D, R]
+        places = ranks.astype(np.int64) + self._rank_starts
+        arms = self._arm_of_rank.take(places)
+        values = [array.take(best).tolist() for array in (tokens, passed, seconds)]
+        drafts = np.logical_or.reduce(ranks, axis=1).tolist()
         alone = [
-            Plan((drafter,), arms[drafter], load.rows + more, through, took)
-            for drafter, (more, through, took) in enumerate(
-                zip(tokens[best].tolist(), passed[best].tolist(), seconds[best].tolist(), strict=True)
-            )
+            Plan((drafter,), arms[drafter], drafting, load.rows + more, through, took)
+            for drafter, (drafting, more, through, took) in enumerate(zip(drafts, *values, strict=True))
         ]
         if np.count_nonzero(load.usable) < 2:
             return alone, []
-        rates = np.where(load.usable, rates[best], 0.0)
-        first = int(rates.argmax())
+        rate = np.where(load.usable, rate, 0.0)
+        first = int(rate.argmax())
         worth *= taken
-        surplus = self._by_drafter(worth)
+        shares = np.empty((3, *ranks.shape), dtype=worth.dtype)  # what each row has of each drafter's plan
+        surplus = worth.sum(axis=0, out=shares[0])
         # Where no other drafter's rows are worth what it costs to have it on, there is nothing to mix.
         better = np.maximum(surplus - surplus[first], 0.0).sum(axis=1)
-        needed = rates[first] * (weights[:, 0] + weights[:, 1] * self.lengths[self.starts] + extra)
+        needed = rate[first] * (fixed + per_length * self._shortest + extra)
         needed += MIX_MARGIN * alone[first].tokens
-        if not ((better > 0.0) & (better >= needed) & load.usable).any():
+        if not np.count_nonzero((better > 0.0) & (better >= needed) & load.usable):
             return alone, []
-        parts = [self._by_drafter(array * taken) for array in (gains, passes)]
-        return alone, self._mixed(alone, first, arms, surplus, *parts, load=load, costs=costs, keep=keep)
-
-    def _by_drafter(self, by_arm: np.ndarray) -> np.ndarray:
-        """[D, R], sums over the arms of each drafter."""
-        if by_arm.shape[0] == self._grid.size:
-            return by_arm.reshape(*self._grid.shape, -1).sum(axis=1)
-        return np.add.reduceat(by_arm, self.starts, axis=0)
-
-    def _running(self, by_arm: np.ndarray) -> np.ndarray:
-        """[A], sums up to each arm within its drafter."""
-        total = np.cumsum(by_arm)
-        return total - (total[self.starts] - by_arm[self.starts])[self.drafters]
-
-    def _mixed(
-        self,
-        alone: Sequence[Plan],
-        first: int,
-        arms: np.ndarray,
-        worth: np.ndarray,
-        tokens: np.ndarray,
-        passes: np.ndarray,
-        *,
-        load: Load,
-        costs: StepSeconds,
-        keep: Sequence[int],
-    ) -> list[Plan]:
-        """Add drafters to the best one, for the rows where they are worth more, as long as the step gains by it.
-
-        Args:
-            first: the best drafter.
-            arms, worth, tokens, passes: [D, R], of every drafter's own plan.
-            keep: drafters whose mixture with the best one is wanted too: the plan under way.
-
-        Returns:
-            The best pair, those of `keep`, and what grew from the best pair, up to `MOST_MIXED` drafters.
-        """
-        weights, reach = self._drafting(costs), np.arange(arms.shape[1])
-        lengths = np.where(arms >= 0, self.lengths[arms], 0)
-        per_row = weights[:, 2:].clip(min=0.0) * lengths
-        fixed = np.maximum(weights[:, 0] + weights[:, 1] * lengths.max(axis=1), 0.0) + self._extra(load)
-        mine = [array[first] for array in (worth, tokens, passes, per_row)]
-        owner = np.full(arms.shape[1], first)
-        chosen, paid, rate = [first], float(fixed[first]), alone[first].rate
-        found: list[Plan] = []
-        open_ = load.usable.copy()
-        open_[first] = False
-        while open_.any() and len(chosen) < MOST_MIXED:
-            takes = worth > np.maximum(mine[0], 0.0)
-            more, passed, drafting = (
-                np.where(takes, theirs, own).sum(axis=1)
-                for theirs, own in zip((tokens, passes, per_row), mine[1:], strict=True)
-            )
-            seconds = self._seconds(load, costs, passed) + paid + fixed + drafting
-            rates = np.where(open_, (load.rows + more) / seconds, 0.0)
-            best = int(rates.argmax())
-            for drafter in {best, *(keep if len(chosen) == 1 else ())}:
-                if open_[drafter]:
-                    owners = np.where(takes[drafter], drafter, owner)
-                    drafters = tuple(sorted({*chosen, drafter}))
-                    sums = (load.rows + more[drafter], passed[drafter], seconds[drafter])
-                    found.append(Plan(drafters, arms[owners, reach], *map(float, sums)))
-            if rates[best] <= rate:
-                break
-            owner = np.where(takes[best], best, owner)
-            pairs = zip((worth, tokens, passes, per_row), mine, strict=True)
-            mine = [np.where(takes[best], theirs[best], own) for theirs, own in pairs]
-            rate, paid = float(rates[best]), paid + float(fixed[best])
-            chosen.append(best)
-            open_[best] = False
-        return found
+        np.multiply(gains, taken, out=worth).sum(axis=0, out=shares[1])
+        if certain:
+            shares[2] = ranks
+        else:
+            np.multiply(passes, taken, out=worth).sum(axis=0, out=shares[2])
+        lengths, per_token = self._length_of_rank.take(places), np.maximum(per_token, 0.0)
+        seconds = per_token[:, None] * lengths if np.count_nonzero(per_token) else None
+        fixed = np.maximum(fixed + per_length * lengths.max(axis=1), 0.0) + extra
+        pass_seconds = partial(self._seconds, load, costs)
+        parts = Parts(arms, shares, seconds, fixed)
+        return alone, mix(alone, parts, first=first, load=load, keep=keep, pass_seconds=pass_seconds)
 
     def uniform(
         self, prospects: Prospects, load: Load, costs: StepSeconds, *, arms: np.ndarray | None = None
@@ -233,31 +155,43 @@ class Planner:
         arms = np.arange(len(self.drafters)) if arms is None else arms
         rows = prospects.accepted.shape[2]
         drafters, lengths = self.drafters[arms], self.lengths[arms]
+        sure = np.broadcast_to(prospects.verified, prospects.accepted.shape)
         tokens, verified = (
-            np.cumsum(values.sum(axis=2), axis=1)[drafters, lengths - 1]
-            for values in (prospects.accepted, prospects.verified)
+            np.cumsum(values.sum(axis=2), axis=0)[lengths - 1, drafters] for values in (prospects.accepted, sure)
         )
         fixed, per_length, per_token = self._drafting(costs)[drafters].T
         drafting = np.maximum(fixed + per_length * lengths + per_token * lengths * rows, 0.0)
         seconds = self._seconds(load, costs, verified) + drafting + self._extra(load)[drafters]
         return [
-            Plan((drafter,), np.full(rows, arm), load.rows + more, passed, took)
+            Plan((drafter,), np.full(rows, arm), True, load.rows + more, passed, took)
             for arm, drafter, more, passed, took in zip(
                 *(part.tolist() for part in (arms, drafters, tokens, verified, seconds)), strict=True
             )
         ]
 
+    def _by_arm(self, by_position: np.ndarray) -> np.ndarray:
+        """[M, D, R], what every arm adds to the next shorter one of its drafter, from [K, D, R]. What is the same for
+        all drafters or all rows stays so."""
+        if self._every_length:
+            return by_position
+        longest, count, rows = by_position.shape
+        total = np.zeros((longest + 1, count, rows))
+        for place in range(longest):
+            np.add(total[place], by_position[place], out=total[place + 1])
+        each = np.minimum(self._each, count - 1)
+        return total[self._upto, each] - total[self._after, each]
+
     def _drafting(self, costs: StepSeconds) -> np.ndarray:
-        return costs.draft_weights() if self.timed else np.zeros((self.count, 3))
+        return costs.drafting.weights if self.timed else self._no_weights
 
     def _extra(self, load: Load) -> np.ndarray:
-        return load.extra if self.timed else np.zeros(self.count)
+        return load.extra if self.timed else self._no_extra
 
-    def _seconds(self, load: Load, costs: StepSeconds, drafts: np.ndarray | float) -> np.ndarray | float:
+    def _seconds(self, load: Load, costs: StepSeconds, drafts: np.ndarray) -> np.ndarray:
         """Of a step without drafting, with so many draft tokens in the pass."""
         if not self.timed:
-            return np.ones_like(drafts) if isinstance(drafts, np.ndarray) else 1.0
-        return costs.verify(load.tokens + drafts, context=load.context) + costs.overhead
+            return np.ones_like(drafts)
+        return costs.verify_each(load.tokens + drafts, context=load.context) + costs.overhead
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -276,18 +210,8 @@ class Planner:
         self._prices, self._draft_prices = prices, draft_prices
 
 
-class _Blocks:
-    """What every arm adds to the next shorter one of its drafter, from values by drafter and position."""
-
-    def __init__(self, drafters: np.ndarray, before: np.ndarray, lengths: np.ndarray) -> None:
-        self._drafters, self._before, self._lengths = drafters, before, lengths
-
-    def sums(self, by_position: np.ndarray) -> np.ndarray:
-        """[A, R] from [D, K, R]."""
-        count, longest, rows = by_position.shape
-        if len(self._lengths) == count * longest:
-            return by_position.reshape(count * longest, rows)  # every arm is one token longer than the one before
-        total = np.zeros((count, longest + 1, rows))
-        for place in range(longest):
-            np.add(total[:, place], by_position[:, place], out=total[:, place + 1])
-        return total[self._drafters, self._lengths] - total[self._drafters, self._before]
+def _running(by_arm: np.ndarray) -> np.ndarray:
+    """[..., D, M], sums up to each arm within its drafter."""
+    total = by_arm.reshape(len(by_arm), -1).cumsum(axis=1).reshape(by_arm.shape)
+    total -= total[..., :1] - by_arm[..., :1]
+    return total

@@ -27,18 +27,17 @@ def step_attributes(
     Args:
         tokens: emitted by all rows, bonus tokens counted; becomes `adaptspec.tokens`.
     """
-    rows = np.bincount(decision.arms, decision.lengths > 0, minlength=1)
-    played = np.flatnonzero(rows)
+    rows = np.bincount(decision.arms[decision.lengths > 0]).tolist()
     attributes: dict[str, Attribute] = {
         "step": decision.step_id,
         "plan": decision.plan,
         "reason": decision.reason,
         "propensity": float(decision.propensity),
         "rows": len(decision),
-        "drafting_rows": int(rows.sum()),
+        "drafting_rows": sum(rows),
         "asked": int(decision.lengths.sum()),
-        "arms": [decision.names[arm] for arm in played.tolist()],
-        "arm_rows": rows[played].astype(np.int64).tolist(),
+        "arms": [decision.names[arm] for arm, count in enumerate(rows) if count],
+        "arm_rows": [count for count in rows if count],
         "digest": decision.digest,
     }
     if decision.refresh:

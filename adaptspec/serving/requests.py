@@ -84,15 +84,15 @@ class RequestTable:
         Args:
             accepted, offered: three arrays [R] each, in the order of `counts`; None for nothing.
         """
-        counts = self.counts if offered is not None else self.counts[:3]
-        flat, where = counts.reshape(len(counts), -1), drafters * counts.shape[2] + rows
-        own = flat.take(where, axis=1)  # [6 or 3, R]
-        for count, more in zip(own, (*accepted, *(offered or ())), strict=True):
-            count += more
+        told = (*accepted, *(offered or ()))
+        flat, room = self.counts.reshape(-1), self.counts.shape[2]
+        where = self._offsets[: len(told)] + (drafters * room + rows)
+        own = flat.take(where)  # [6 or 3, R]
+        own += told
         for part in (own[:3], own[3:]):
-            if len(part) and part[1].size and part[1].max() > horizon:
+            if len(part) and np.count_nonzero(part[1] > horizon):
                 part *= np.minimum(1.0, horizon / np.maximum(part[1], 1.0))
-        flat[:, where] = own
+        flat[where] = own
 
     def finish(self, ids: Iterable[Hashable]) -> None:
         """Forget these requests; unknown ones are ignored."""
@@ -131,6 +131,7 @@ class RequestTable:
 
     def _allocate(self, room: int) -> None:
         self.counts = np.zeros((6, self._drafters, room))
+        self._offsets = np.arange(6)[:, None] * (self._drafters * room)  # of each of the six, in `counts` laid flat
         self.seen_length = np.full((room, self._drafters), -1, dtype=np.int64)
         self.arms = np.zeros(room, dtype=np.int64)
         self.histogram = np.zeros((room, self._longest + 1), dtype=np.int64)

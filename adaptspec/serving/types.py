@@ -38,7 +38,7 @@ class StepContext:
         unavailable: drafters that cannot be asked in this step.
 
     Raises:
-        ValueError: a wrong shape, a request twice, a negative count, evidence out of range.
+        ValueError: a wrong shape, a request twice or not hashable, a negative count, evidence out of range.
     """
 
     request_ids: Sequence[Hashable]
@@ -54,9 +54,15 @@ class StepContext:
     unavailable: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.request_ids, str):
+            raise ValueError(f"request_ids must be a list of requests, got the string {self.request_ids!r}")
         ids = tuple(self.request_ids)
         count = len(ids)
-        if len(set(ids)) != count:
+        try:
+            different = len(set(ids))
+        except TypeError as error:
+            raise ValueError(f"request_ids must be hashable: {error}") from error
+        if different != count:
             raise ValueError("request_ids must be different, got one twice")
         fill = object.__setattr__
         fill(self, "request_ids", ids)
@@ -71,7 +77,7 @@ class StepContext:
         if self.draft_budget is not None:
             whole("draft_budget", self.draft_budget)
         for name, most in (("available", None), ("evidence", EVIDENCE_LEVELS - 1)):
-            given = getattr(self, name)
+            given = mapping(name, getattr(self, name))
             if given:
                 checked = {
                     key: counts(f"{name} of {key!r}", value, count, least=-1, most=most) for key, value in given.items()
@@ -97,7 +103,7 @@ class Decision:
             arm's number where the row or the step may take no more.
         plan: what the batch as a whole does: "off", or the drafters in play, like "eagle3" and "eagle3+prompt-lookup".
         propensity: the probability with which the plan was chosen.
-        reason: a key of `adaptspec.serving.policy.REASONS`.
+        reason: a key of `adaptspec.serving.choosing.REASONS`.
         refresh: drafters whose own state must be brought up to date in this step although they draft nothing.
         cold_tokens: int64 [R], committed tokens that the row's drafter has not seen yet and must catch up on.
         expected_tokens, expected_seconds: of the whole step, None where nothing is known.
@@ -188,13 +194,13 @@ class StepOutcome:
     policy_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        count = len(self.proposed)
+        count = len(np.atleast_1d(self.proposed))
         fill = object.__setattr__
         for name in ("proposed", "verified", "accepted"):
             fill(self, name, counts(name, getattr(self, name), count))
         for upper, lower in (("proposed", "verified"), ("verified", "accepted")):
             more, less = getattr(self, upper), getattr(self, lower)
-            if (less > more).any():
+            if np.count_nonzero(less > more):
                 row = int((less > more).argmax())
                 raise ValueError(f"{lower} must be <= {upper}, got {less[row]} of {more[row]} in row {row}")
         if self.emitted is not None:
@@ -204,11 +210,12 @@ class StepOutcome:
                 fill(self, name, flags(name, value, count))
         whole("padding", self.padding)
         for name in ("seconds", "verify_seconds", "policy_seconds"):
-            if (value := getattr(self, name)) is not None:
-                seconds(name, value)
+            if (value := getattr(self, name)) is not None or name == "policy_seconds":
+                fill(self, name, seconds(name, value))
         for name in ("draft_seconds", "refresh_seconds"):
-            for drafter, value in getattr(self, name).items():
-                seconds(f"{name} of {drafter!r}", value)
+            if given := mapping(name, getattr(self, name)):
+                own = {drafter: seconds(f"{name} of {drafter!r}", value) for drafter, value in given.items()}
+                fill(self, name, own)
 
     def __len__(self) -> int:
         return len(self.proposed)
@@ -277,6 +284,13 @@ def flags(name: str, value: Any, length: int) -> np.ndarray:
     if array.shape != (length,) or (length and array.dtype != np.bool_):
         raise ValueError(f"{name} must be bool of shape [{length}], got {array.dtype} {list(array.shape)}")
     return array.astype(np.bool_, copy=False)
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """`value` if it is a mapping, else ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a mapping by drafter, got {value!r:.80}")
+    return value
 
 
 def whole(name: str, value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaptspec.types import DraftTree, ExtraRows
+from adaptspec.types import DraftTree, ExtraRows, PairedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,14 @@ class Scored:
         extra_logits: [E, V] for the extra rows, None without.
         top_ids: int64 [T, k], of a prefill that was asked for it, else None: the most likely tokens after every token
             of the prompt, most likely first.
+        paired: [N + 1, H], hidden states of the rows paired with the root and every node (`PairedRows`), None without.
     """
 
     logits: torch.Tensor
     features: Mapping[int, torch.Tensor] = field(default_factory=dict)
     extra_logits: torch.Tensor | None = None
     top_ids: np.ndarray | None = None
+    paired: torch.Tensor | None = None
 
 
 class Target(ABC):
@@ -51,7 +53,7 @@ class Target(ABC):
         the most likely tokens after each of them, which takes a product with the whole head per token."""
 
     @abstractmethod
-    def score(self, root: int, tree: DraftTree, extra: ExtraRows | None = None) -> Scored:
+    def score(self, root: int, tree: DraftTree, extra: ExtraRows | PairedRows | None = None) -> Scored:
         """Logits after the root and after every node, in one forward pass."""
 
     @abstractmethod

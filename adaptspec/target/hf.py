@@ -15,10 +15,12 @@ from adaptspec.target.compat import GrowingCache, attention_implementation
 from adaptspec.target.graphed import GraphedModel, choose_capture, graphed_model
 from adaptspec.target.graphs import Capture, GraphCounts, Outputs, TreeRows
 from adaptspec.target.layout import TESTED_FAMILIES, Layout, inspect_model
+from adaptspec.target.paired import pair_rows
 from adaptspec.target.rows import top_ids
 from adaptspec.target.static_forward import FixedCache
 from adaptspec.target.tree_kernel import MOST_ROWS, tree_forward, uses_kernel
-from adaptspec.types import DraftTree, ExtraRows
+from adaptspec.target.trunk import Trunk
+from adaptspec.types import DraftTree, ExtraRows, PairedRows
 
 _PROBED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _PROBE_TOLERANCE = 2e-2
@@ -67,6 +69,8 @@ class HFTarget(Target):
         self.cache: GrowingCache | None = None
         self._taps: tuple[int, ...] = ()
         self._tapped: dict[int, torch.Tensor] = {}
+        self._trunk: Trunk | None = None
+        self._views: dict[tuple[int, int], torch.nn.Module] = {}
         self._kernel = uses_kernel(model, self.layout)
         self._capture = choose_capture(model, self.layout, graphs)
         self._graphs: GraphedModel | None = None  # while a sequence is open on its cache
@@ -128,8 +132,11 @@ class HFTarget(Target):
         return Scored(logits[-1:], tapped, top_ids=np.concatenate(top) if top else None)
 
     @torch.inference_mode()
-    def score(self, root: int, tree: DraftTree, extra: ExtraRows | None = None) -> Scored:
-        if len(tree) == 0 and extra is None:
+    def score(self, root: int, tree: DraftTree, extra: ExtraRows | PairedRows | None = None) -> Scored:
+        if isinstance(extra, PairedRows):
+            return self._score_paired(root, tree, extra)
+        trunk = self._take_trunk()
+        if len(tree) == 0 and extra is None and trunk is None:
             return Scored(self._run(np.array([root]), _ONE_DEPTH, _ONE_VISIBLE), self._tapped)
         rows = len(tree) + 1
         ids, depths, visible = tree_rows(root, tree)
@@ -141,9 +148,56 @@ class HFTarget(Target):
             wide[rows:, 0] = True
             wide[rows:, rows:] = extra.visible
             visible = wide
-        logits = self._run(ids, depths, visible)
+        logits = None
+        if trunk is not None:
+            parents = np.full(len(ids), -1, np.int64)
+            parents[1:rows] = tree.parents + 1
+            logits = trunk.finish(ids, depths, visible, parents)
+        if logits is None:
+            logits = self._run(ids, depths, visible)
         features = {layer: hidden[:rows] for layer, hidden in self._tapped.items()}
         return Scored(logits[:rows], features, None if extra is None else logits[rows:])
+
+    def _score_paired(self, root: int, tree: DraftTree, extra: PairedRows) -> Scored:
+        """`score` with paired rows in the same pass, which differs from one without them by rounding only."""
+        self._check_tap(extra)
+        self._take_trunk()
+        ids, depths, visible = tree_rows(root, tree)
+        rows, prompts = len(ids), len(extra.prompts)
+        depths, visible = pair_rows(depths, visible, prompts=prompts, length=self.length)
+        nodes = self.model.get_input_embeddings()(torch.from_numpy(ids).to(self.device))
+        vectors = torch.cat([nodes, self._vectors(extra.prompts), self._vectors(extra.embed(ids))])
+        blind = np.zeros(len(depths), dtype=bool)
+        blind[rows : rows + prompts] = True
+        kept = torch.arange(rows, device=self.device)
+        logits = self._forward(vectors, depths, visible, logits_to_keep=kept, blind=blind)
+        features = {layer: hidden[:rows] for layer, hidden in self._tapped.items()}
+        return Scored(logits, features, paired=self._tapped[extra.tap][rows + prompts :])
+
+    @torch.inference_mode()
+    def paired(self, token: int, extra: PairedRows) -> torch.Tensor:
+        """The hidden state [H] of the row paired with `token`, the last one in the cache, in a pass of its own. The
+        cache is as before afterwards, so later passes are bit for bit what they are without this one."""
+        self._check_tap(extra)
+        self._take_trunk()
+        prompts = len(extra.prompts)
+        depths, visible = pair_rows(
+            np.full(1, -1, np.int64), np.ones((1, 1), dtype=bool), prompts=prompts, length=self.length
+        )
+        vectors = torch.cat([self._vectors(extra.prompts), self._vectors(extra.embed(np.array([token])))])
+        blind = np.arange(prompts + 1) < prompts
+        try:
+            self._forward(vectors, depths[1:], visible[1:, 1:], logits_to_keep=1, blind=blind)
+        finally:
+            self._open_cache().set_length(self.length)
+        return self._tapped[extra.tap][-1]
+
+    def _check_tap(self, extra: PairedRows) -> None:
+        if extra.tap not in self._taps:
+            raise ValueError(f"tap of paired rows must be one of {list(self._taps)}, which are tapped, got {extra.tap}")
+
+    def _vectors(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors.to(device=self.device, dtype=self.dtype)
 
     @torch.inference_mode()
     def commit(self, path: np.ndarray) -> None:
@@ -158,6 +212,7 @@ class HFTarget(Target):
         if not 0 <= length <= self.length:
             raise ValueError(f"length must be in [0, {self.length}], got {length}")
         self.length = length
+        self._trunk = None
         self._open_cache().set_length(length)
 
     def close(self) -> None:
@@ -165,6 +220,7 @@ class HFTarget(Target):
             self._graphs.close(self)
             self._graphs = None
         self.cache = None
+        self._trunk = None
         self._tapped = {}
         self.length = 0
 
@@ -192,12 +248,32 @@ class HFTarget(Target):
         Returns:
             logits [R, V].
         """
+        self._take_trunk()
         with torch.inference_mode():
             if model is None:
                 logits = self._run(token_ids, depths, visible)
                 return logits if self._graphs is None else logits.clone()  # drafters keep them
             ids = torch.from_numpy(np.ascontiguousarray(token_ids)).to(self.device)
             return self._forward(ids, depths, visible, model=model)
+
+    def trunk(self) -> Trunk:
+        """Begin rows behind the prefix that go through the first layers only, for early-exit drafters; the next `score`
+        goes on from them. An earlier trunk is forgotten.
+
+        Raises:
+            RuntimeError: no sequence is open.
+        """
+        self._open_cache().set_length(self.length)
+        self._trunk = Trunk(self)
+        return self._trunk
+
+    def _take_trunk(self) -> Trunk | None:
+        """The trunk, which something else than drafting is now going to use or to overwrite. A pass that is replayed
+        as a graph is faster than one that is resumed and launched operation by operation."""
+        trunk, self._trunk = self._trunk, None
+        if trunk is not None and self.cache is not None:
+            self.cache.set_length(self.length)
+        return trunk if self._graphs is None else None
 
     @torch.inference_mode()
     def keep(self, rows: np.ndarray) -> None:
@@ -267,25 +343,36 @@ class HFTarget(Target):
         depths: np.ndarray,
         visible: np.ndarray,
         *,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | torch.Tensor = 0,
         plain: bool = False,
         model: torch.nn.Module | None = None,
+        columns: np.ndarray | None = None,
+        blind: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """One forward of R rows at positions `length + depths`. With `plain` the model makes its own causal mask."""
+        """One forward of R rows at positions `length + depths`. With `plain` the model makes its own causal mask.
+
+        Args:
+            ids: int64 [R], or in floating point the vectors [R, H] that the first layer reads.
+            columns: int64 [W], depths of all rows behind the prefix, None if those of this forward are enough.
+            blind: bool [R], rows that see nothing of the prefix, None for none.
+        """
+        vectors = ids.is_floating_point()
         cache, total = self._open_cache(), self.length + visible.shape[1]
         if self._graphs is not None and total > cache.capacity:
             cache = self._leave_graphs(total)
         cache.reserve(total)
         positions = (torch.from_numpy(depths) + self.length).to(self.device)
-        if self._kernel and len(ids) <= MOST_ROWS:
+        if self._kernel and len(ids) <= MOST_ROWS and not vectors:
             mask = None
             attention = tree_forward(self.model, length=self.length, visible=visible)
         else:
-            mask = None if plain else self._masks(depths, visible)
+            mask = None
+            if not plain:
+                mask = self._masks(depths, visible, depths if columns is None else columns, blind=blind)
             attention = attention_implementation(self.model.config, self.layout.attention)
         with self._recording(), attention:
             output = (model or self.model)(
-                input_ids=ids[None],
+                **{"inputs_embeds" if vectors else "input_ids": ids[None]},
                 position_ids=positions[None],
                 attention_mask=mask,
                 use_cache=True,
@@ -294,7 +381,9 @@ class HFTarget(Target):
             )
         return output.logits[0]
 
-    def _masks(self, depths: np.ndarray, visible: np.ndarray) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _masks(
+        self, depths: np.ndarray, visible: np.ndarray, columns: np.ndarray, *, blind: np.ndarray | None = None
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Additive masks [1, 1, group * R, length + W], one per attention kind."""
         rows, width = visible.shape
         total = self.length + width
@@ -303,19 +392,22 @@ class HFTarget(Target):
         tail.masked_fill_(torch.from_numpy(~visible), lowest)
         full = torch.zeros((rows, total), dtype=self.dtype)
         full[:, self.length :] = tail
+        if blind is not None:
+            full[torch.from_numpy(blind), : self.length] = lowest
         masks: dict[str, torch.Tensor] = {}
         for kind in self.layout.kinds:
             mask = full
             window = self.layout.window
             if kind == "sliding_attention" and window is not None and total > window:
                 # A row at position p sees keys at positions p - window + 1 .. p. Visible draft rows are ancestors or
-                # the row itself; their positions are known only for rows of this forward.
+                # the row itself; their positions are known for the last rows, those of this forward at least.
                 position = torch.from_numpy(depths) + self.length
                 keys = torch.arange(self.length)[None, :]
                 mask = full.clone()
                 mask[:, : self.length].masked_fill_(keys <= position[:, None] - window, lowest)
-                own = torch.from_numpy(depths[None, :] <= depths[:, None] - window)
-                mask[:, total - rows :].masked_fill_(own, lowest)
+                # Columns before the prefix's own end are soft prompts, which no window hides.
+                own = torch.from_numpy((columns[None, :] <= depths[:, None] - window) & (columns[None, :] >= 0))
+                mask[:, total - len(columns) :].masked_fill_(own, lowest)
             masks[kind] = mask.repeat(self.layout.group, 1)[None, None].to(self.device)
         return masks if self.layout.mapping else next(iter(masks.values()))
 

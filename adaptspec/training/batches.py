@@ -94,7 +94,9 @@ class Batch:
         top_log_probs: [B, R, K, k].
         inside: [B, R, K], the target's probability of all tokens that have a row.
         argmax: int64 [B, R, K], the target's most likely token (its id).
+        own: int64 [B, R], the token of each row's position.
         next_features: per tap [B, R, K, H], the hidden states that step k ought to have given; empty unless asked for.
+        draw: seeds whatever is drawn at random from this batch; set by the trainer.
     """
 
     features: tuple[torch.Tensor, ...]
@@ -107,7 +109,9 @@ class Batch:
     top_log_probs: torch.Tensor
     inside: torch.Tensor
     argmax: torch.Tensor
+    own: torch.Tensor
     next_features: tuple[torch.Tensor, ...] = ()
+    draw: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -201,6 +205,7 @@ class Batches:
         top_log_probs = np.zeros((count, width, steps, top_k), np.float32)
         inside = np.ones((count, width, steps), np.float32)
         argmax = np.zeros((count, width, steps), np.int64)
+        own = np.zeros((count, width), np.int64)
         for row, (number, place, pack, rows) in enumerate(made):
             part = self.store.parts[number]
             start, size = int(part.starts[place]), len(rows.positions)
@@ -209,6 +214,7 @@ class Batches:
             weights[row, :size] = weight * valid
             tokens[row, :size] = pack.token_ids[rows.inputs]
             positions[row, :size] = rows.positions
+            own[row, :size] = pack.token_ids[rows.features]
             mask[row, :size, :size] = rows.visible
             labels[row, :size] = np.where(valid, self._head_rows(pack.token_ids[rows.labels]), -1)
             # What step k takes is the token from which the target predicts what step k is to predict.
@@ -233,6 +239,7 @@ class Batches:
             top_log_probs=self._tensor(top_log_probs),
             inside=self._tensor(inside),
             argmax=self._tensor(argmax),
+            own=self._tensor(own),
             next_features=tuple(self._states(states) for states in following.values()),
         )
 

@@ -184,3 +184,21 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
 def answer_tokens(answers: Iterable[Answer]) -> int:
     """Tokens that the target wrote."""
     return sum(answer.answer_length for answer in answers)
+
+
+def choose_texts(
+    answers: Sequence[Answer], *, count: int, most_tokens: int, seed: int = 0
+) -> list[tuple[np.ndarray, int]]:
+    """Some answers with their prompts: int64 [T] and the tokens of the prompt; one per prompt, greedy ones first.
+
+    Args:
+        count: at most so many.
+        most_tokens: tokens of each, at most; what is longer is cut, and prompts that leave no room are left out.
+    """
+    first: dict[int, Answer] = {}
+    for answer in sorted(answers, key=lambda answer: (answer.prompt, answer.sample)):
+        if answer.prompt_length < min(most_tokens, len(answer.token_ids)):
+            first.setdefault(answer.prompt, answer)
+    found = list(first.values())
+    order = np.random.default_rng(seed).permutation(len(found))[:count]
+    return [(found[i].token_ids[:most_tokens].astype(np.int64), found[i].prompt_length) for i in order]

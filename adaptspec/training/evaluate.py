@@ -41,6 +41,16 @@ class HeldOut:
         """What training is stopped by: the mean of both lengths, since drafts are chains and trees."""
         return 0.5 * (self.length + self.length8)
 
+    @property
+    def drawn_length(self) -> float:
+        """Expected length of a chain drawn from q at temperature 1, bonus token included, were depths independent:
+        1 + sum over d of alpha_1 .. alpha_d. For drafters whose probabilities matter, not which token is first."""
+        total, product = 1.0, 1.0
+        for alpha in self.alpha:
+            product *= alpha
+            total += product
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, rounded, for cards."""
         found = asdict(self)
@@ -71,8 +81,8 @@ def evaluate(
         going = [torch.ones(batch.weights.shape[:2], dtype=torch.bool, device=head.device) for _ in range(2)]
         for number, step in enumerate(rollout.steps(batch, depth)):
             # Drafts begin at answer positions, also where a later step would be the first to reach the answer.
-            rows = ((batch.weights[:, :, number] > 0) & (batch.weights[:, :, 0] > 0)).nonzero(as_tuple=True)
-            logits = step.head_input[rows] @ head.T
+            rows = step.rows((batch.weights[:, :, number] > 0) & (batch.weights[:, :, 0] > 0))
+            logits = step.logits(rows, head)
             # What counts is the target's own choice, not the token that was drawn.
             wanted = row_of[batch.argmax[:, :, number][rows]]
             hit = [hits(logits, wanted, count=count) for count in TOPS]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from adaptspec.drafters.cells import Cell, CellConfig, make_cell
+from adaptspec.drafters.cells import Cell, CellConfig, ConFuCell, make_cell
 from adaptspec.drafters.target_parts import TargetParts
 
 _LAYER_PARTS = (
@@ -24,7 +25,18 @@ _LAYER_PARTS = (
 )
 
 
-def cell_config(parts: TargetParts, *, kind: str, layers: int = 1, taps: Sequence[int] | None = None) -> CellConfig:
+CONFU_SIZES = {"soft_prompts": 4, "contemplates": 8, "mixed": 2}
+"""Ours: every soft prompt is one more row that the target runs."""
+
+
+def cell_config(
+    parts: TargetParts,
+    *,
+    kind: str,
+    layers: int = 1,
+    taps: Sequence[int] | None = None,
+    intermediate_size: int | None = None,
+) -> CellConfig:
     """A cell of the target's own sizes.
 
     EAGLE-3 gets an RMS norm per tap (hidden states of one layer can be thousands of times larger than of another) and
@@ -32,8 +44,11 @@ def cell_config(parts: TargetParts, *, kind: str, layers: int = 1, taps: Sequenc
 
     Args:
         layers: of "mtp".
-        taps: of "eagle3", by default after 2, half, and all but three of the layers; the others tap the last one.
+        taps: of "eagle3" and "confu", by default after 2, half, and all but three of the layers; the others tap the
+            last one.
     """
+    if intermediate_size is not None and intermediate_size < 1:
+        raise ValueError(f"intermediate_size must be >= 1, got {intermediate_size}")
     config, last = parts.config, parts.layers
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -44,14 +59,15 @@ def cell_config(parts: TargetParts, *, kind: str, layers: int = 1, taps: Sequenc
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_dim": getattr(config, "head_dim", None) or parts.hidden_size // heads,
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * parts.hidden_size,
+        "intermediate_size": intermediate_size or getattr(config, "intermediate_size", None) or 4 * parts.hidden_size,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "rope_theta": float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
         "rope_scaling": scaled,
     }
-    if kind == "eagle3":
+    if kind in ("eagle3", "confu"):
         chosen = default_taps(last) if taps is None else tuple(taps)
-        return CellConfig(**common, taps=chosen, fc_norm=True, embedding_skip=True)
+        future = CONFU_SIZES if kind == "confu" else {}
+        return CellConfig(**common, taps=chosen, fc_norm=True, embedding_skip=True, **future)
     if taps is not None and tuple(taps) != (last,):
         raise ValueError(f"taps of {kind!r} must be the last layer, {last}, got {list(taps)}")
     return CellConfig(**common, taps=(last,), final_norm=True, num_layers=layers)
@@ -75,10 +91,12 @@ def make_initial_cell(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         cell = make_cell(config)
+    if isinstance(cell, ConFuCell):
+        begin_future(cell, parts=parts, seed=seed)
     if not copy:
         return cell
     with torch.no_grad():
-        if config.kind == "eagle3":
+        if config.kind in ("eagle3", "confu"):
             _copy_layer(cell.midlayer, layer)
             _copy(cell.midlayer.hidden_norm, getattr(layer, "input_layernorm", None))
             cell.midlayer.input_layernorm.weight.fill_(1.0)
@@ -96,13 +114,43 @@ def make_initial_cell(
     return cell
 
 
+@torch.no_grad()
+def begin_future(cell: ConFuCell, *, parts: TargetParts, seed: int) -> None:
+    """Let soft prompts and contemplate vectors begin as embeddings of tokens drawn at random, which the target can
+    read."""
+    draw = torch.Generator().manual_seed(seed)
+    for vectors in (cell.soft_prompts, cell.contemplates):
+        tokens = torch.randint(parts.vocab_size, (vectors.num_embeddings,), generator=draw)
+        vectors.weight.copy_(parts.embed(tokens.to(parts.device)))
+
+
 def _copy_layer(own: nn.Module, layer: nn.Module) -> None:
+    units = _largest_units(own, layer)
     for name in _LAYER_PARTS:
         theirs: Any = layer
         mine: Any = own
         for part in name.split("."):
             theirs, mine = getattr(theirs, part, None), getattr(mine, part, None)
+        if units is not None and name.startswith("mlp."):
+            theirs = _Part(theirs.weight[:, units] if name == "mlp.down_proj" else theirs.weight[units])
         _copy(mine, theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows or columns of a matrix."""
+
+    weight: torch.Tensor
+
+
+def _largest_units(own: nn.Module, layer: nn.Module) -> torch.Tensor | None:
+    """Those units of the target's MLP whose way in and out is largest, where the cell has fewer; else None."""
+    mine, theirs = (getattr(getattr(each, "mlp", None), "up_proj", None) for each in (own, layer))
+    down = getattr(getattr(layer, "mlp", None), "down_proj", None)
+    if mine is None or theirs is None or down is None or len(mine.weight) >= len(theirs.weight):
+        return None
+    size = theirs.weight.float().norm(dim=1) * down.weight.float().norm(dim=0)
+    return size.topk(len(mine.weight)).indices.sort().values
 
 
 def _copy(mine: Any, theirs: Any) -> None:

@@ -51,11 +51,11 @@ def batch_loss(
     total = head.new_zeros(())
     means = []
     for number, step in enumerate(rollout.steps(batch, settings.steps)):
-        rows = ((weights[:, :, number] > 0) & going).nonzero(as_tuple=True)
+        rows = step.rows((weights[:, :, number] > 0) & going)
         if not len(rows[0]):
             means.append(0.0)
             continue
-        logits = step.head_input[rows] @ head.T
+        logits = step.logits(rows, head)
         targets = targets_of(batch, number, rows)
         predicted = wanted = None
         if settings.objective.needs_features:
@@ -64,6 +64,8 @@ def batch_loss(
             predicted, wanted = step.feature[rows], rollout.target_feature(batch, number)[rows]
         losses = settings.objective(logits, targets, predicted=predicted, wanted=wanted)
         weight = weights[:, :, number][rows]
+        for other in step.also:
+            losses = losses + settings.objective(other[rows] @ head.T, targets)
         mean = (losses * weight).sum() / weight.sum()
         total = total + settings.decay**number * mean
         means.append(float(mean.detach()))

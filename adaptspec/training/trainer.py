@@ -7,7 +7,7 @@ import pickle
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ class Trainer:
         depth: steps looked at on held-out texts.
         folder: where checkpoints go.
         identity: plain values that a checkpoint must have been made with.
+        by_alpha: the best weights are those of the largest `HeldOut.drawn_length`, not of the largest `HeldOut.score`.
         report: called after every step with the progress and the share of the run that is over.
     """
 
@@ -126,6 +127,7 @@ class Trainer:
         depth: int,
         folder: str | Path,
         identity: dict[str, Any] | None = None,
+        by_alpha: bool = False,
         report: Callable[[Progress, float], None] = lambda progress, share: None,
     ) -> None:
         if training.steps < loss.steps or held_out.steps < depth:
@@ -136,6 +138,7 @@ class Trainer:
         self.training, self.held_out = training, held_out
         self.row_of, self.depth, self.folder, self.report = row_of, depth, Path(folder), report
         self._head = head
+        self._by_alpha = by_alpha
         self._identity = {**(identity or {}), "settings": asdict(settings), "loss": _plain(loss)}
         self.optimisers = Optimisers(
             rollout.module,
@@ -164,7 +167,7 @@ class Trainer:
             self._check()
         while (share := self._share()) < 1.0 and progress.stale < self.settings.patience:
             order = self.training.order(seed=self.settings.seed, epoch=progress.epoch)
-            batch = self.training.make(order[progress.batch])
+            batch = replace(self.training.make(order[progress.batch]), draw=(self.settings.seed, progress.step))
             self._step(batch, rate_factor(share))
             progress.batch += 1
             if progress.batch == len(order):
@@ -218,8 +221,9 @@ class Trainer:
             {"step": progress.step, "seconds": round(progress.seconds, 1), "loss": progress.loss, **figures}
         )
         progress.stale += 1
-        if found.score > progress.best_score:
-            progress.best, progress.best_score, progress.stale = figures, found.score, 0
+        score = found.drawn_length if self._by_alpha else found.score
+        if score > progress.best_score:
+            progress.best, progress.best_score, progress.stale = figures, score, 0
             self._best = {name: tensor.detach().clone() for name, tensor in self.rollout.module.state_dict().items()}
         return found
 

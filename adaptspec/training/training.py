@@ -17,7 +17,7 @@ from adaptspec.training.corpus import answer_tokens, read_answers, read_descript
 from adaptspec.training.feature_store import FeatureStore
 from adaptspec.training.features import prepare_features
 from adaptspec.training.losses import Objective
-from adaptspec.training.recipes import Recipe, Trainee, make_trainee, needed_taps, recipe
+from adaptspec.training.recipes import Recipe, Trainee, load_start, make_trainee, needed_taps, recipe
 from adaptspec.training.step_losses import LossSettings
 from adaptspec.training.trainer import CHECKPOINT, Progress, Trainer, TrainingSettings
 
@@ -31,7 +31,10 @@ class TrainOptions:
         unroll: steps trained.
         decay: of later steps.
         rows: of the output matrix in training.
-        taps: of "eagle3".
+        intermediate: units of a cell's MLP, by default as many as the target's layers have.
+        taps: of "eagle3", "confu", "kangaroo" and "cats".
+        start: weights to go on from, see `load_start`; they say the taps.
+        backbone: folder that "treeflash" and "taps" are trained on, the shipped one by default.
         copy: begin as the target's last layer.
         batch_rows: padded rows per batch.
         prompt_weight: of rows that predict prompt tokens.
@@ -44,7 +47,10 @@ class TrainOptions:
     unroll: int | None = None
     decay: float = 0.8
     rows: int = 8192
+    intermediate: int | None = None
     taps: tuple[int, ...] | None = None
+    start: str | None = None
+    backbone: str | None = None
     copy: bool = True
     batch_rows: int = 2048
     prompt_weight: float = 0.5
@@ -92,7 +98,12 @@ def train_drafter(
     if not corpus:
         raise ValueError(f"{answers} holds no answers yet")
     layers = len(inspect_model(model).layers)
-    taps = needed_taps(kind, layers, options.taps)
+    start = None if options.start is None else load_start(kind, options.start, model, seed=settings.seed)
+    if start is not None and options.taps not in (None, start.config.taps):
+        raise ValueError(f"taps are those of start, {list(start.config.taps)}, got {list(options.taps or ())}")
+    if start is not None and options.intermediate is not None:
+        raise ValueError("intermediate is that of start; leave it out")
+    taps = needed_taps(kind, layers, options.taps, backbone=options.backbone) if start is None else start.config.taps
     note(f"{len(corpus)} answers of {answer_tokens(corpus)} tokens; features after layers {list(taps)}")
     store = prepare_features(
         model,
@@ -109,7 +120,11 @@ def train_drafter(
         seed=settings.seed,
         copy=options.copy,
         scale=_scale(store, taps[-1]) if taps else 1.0,
+        intermediate=options.intermediate,
         taps=options.taps,
+        start=start,
+        backbone=options.backbone,
+        rows=store.rows.tolist(),
     )
     trainer = Trainer(
         trainee.rollout,
@@ -117,7 +132,14 @@ def train_drafter(
         settings=settings,
         depth=chosen.depth,
         folder=folder,
-        identity={"kind": kind, "answers": corpus_digest(store)},
+        identity={
+            "kind": kind,
+            "answers": corpus_digest(store),
+            "start": options.start,
+            "config": trainee.config,
+            **trainee.identity,
+        },
+        by_alpha=chosen.by_alpha,
         report=report,
         **_data(trainee, chosen, store, model=model, loss=loss, settings=settings, options=options),
     )
@@ -131,6 +153,7 @@ def train_drafter(
         "positions": progress.positions,
         "seconds": round(progress.seconds, 1),
         "seed": settings.seed,
+        "start": options.start,
         "held_out": progress.best,
         "history": progress.history,
         "command": list(command),
@@ -168,10 +191,17 @@ def _data(
         learn,
         steps=chosen.unroll,
         prompt_weight=options.prompt_weight,
-        next_features=loss.objective.needs_features,
+        next_features=loss.objective.needs_features or trainee.next_features,
         **shared,
     )
-    held_out = Batches(store, [held[i] for i in chosen_texts], steps=chosen.depth, prompt_weight=0.0, **shared)
+    held_out = Batches(
+        store,
+        [held[i] for i in chosen_texts],
+        steps=chosen.depth,
+        prompt_weight=0.0,
+        next_features=trainee.next_features,
+        **shared,
+    )
     return {
         "head": weight.index_select(0, rows).float(),
         "row_of": row_of,

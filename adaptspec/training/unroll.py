@@ -31,10 +31,25 @@ class Step:
     Attributes:
         head_input: [B, R, H], what the output matrix multiplies.
         feature: [B, R, H], the predicted hidden state, None where the drafter predicts none.
+        chosen: bool [B, R], the rows that were run, None for all.
+        adjust: takes logits [N, R] of rows (pack and row, int64 [N] each) and returns those that are meant; asked once.
+        also: further inputs [B, R, H] of the output matrix that predict the same tokens, and are trained with it.
     """
 
     head_input: torch.Tensor
     feature: torch.Tensor | None = None
+    chosen: torch.Tensor | None = None
+    adjust: Callable[[torch.Tensor, tuple[torch.Tensor, ...]], torch.Tensor] | None = None
+    also: tuple[torch.Tensor, ...] = ()
+
+    def rows(self, wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Pack and row, int64 [N] each, of the wanted rows, bool [B, R], that were run."""
+        return (wanted if self.chosen is None else wanted & self.chosen).nonzero(as_tuple=True)
+
+    def logits(self, rows: tuple[torch.Tensor, ...], head: torch.Tensor) -> torch.Tensor:
+        """[N, V] of some rows under a head [V, H]."""
+        found = self.head_input[rows] @ head.T
+        return found if self.adjust is None else self.adjust(found, rows)
 
 
 class Rollout(Protocol):
@@ -81,11 +96,12 @@ class CellRollout:
         diagonal = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device).expand_as(mask)
         cache = CellCache(layers)
         hidden = cell.fuse(batch.features)
+        run = self.prepared(batch)
         for step in range(count):
             reused = step - min(step, layers - 1)  # steps that this layer has taken before
             if reused:
                 mask = torch.cat([mask, diagonal], dim=2)
-            head_input, hidden = cell(
+            head_input, hidden = run(
                 self.embed(batch.tokens[:, :, step]),
                 hidden,
                 positions=batch.positions + reused,
@@ -94,6 +110,10 @@ class CellRollout:
                 step=step,
             )
             yield Step(head_input, hidden)
+
+    def prepared(self, batch: Batch) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        """The cell with what it is given of this batch besides what all cells are."""
+        return self.cell
 
     def target_feature(self, batch: Batch, step: int) -> torch.Tensor:
         if not self.cell.config.final_norm:

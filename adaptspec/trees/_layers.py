@@ -18,7 +18,21 @@ appends the rows of each call and attends along `parents`. `ids` must differ wit
 """
 
 
-def grow_layers(expand: Expand, *, root: int, budget: int, width: int, max_depth: int, min_gain: float) -> DraftTree:
+Stop = Callable[[int, np.ndarray], bool]
+"""`stop(depth, scores float64 [M])`, told after every depth of the path scores of the nodes it added; True ends growth.
+Which nodes are kept of those seen does not depend on it."""
+
+
+def grow_layers(
+    expand: Expand,
+    *,
+    root: int,
+    budget: int,
+    width: int,
+    max_depth: int,
+    min_gain: float,
+    stop: Stop | None = None,
+) -> DraftTree:
     """Per depth expand the `width` best new nodes by path score; in the end keep the best `budget` of all seen.
 
     Stops early once what is kept can no longer change (no expanded node beats the worst kept), or once another depth
@@ -66,7 +80,8 @@ def grow_layers(expand: Expand, *, root: int, budget: int, width: int, max_depth
         kept_before, kept_tokens = kept_tokens, float(np.exp(kept).sum())
         best = np.argsort(-new_scores, kind="stable")[:width]
         cannot_enter = len(scores) >= budget and new_scores[best[0]] <= kept.min()
-        if depth == max_depth or cannot_enter or kept_tokens - kept_before < min_gain:
+        stopped = stop is not None and stop(depth, new_scores)
+        if stopped or depth == max_depth or cannot_enter or kept_tokens - kept_before < min_gain:
             break
         frontier_tokens = tokens[-1][best].astype(np.int64, copy=False)
         frontier_nodes = first + best

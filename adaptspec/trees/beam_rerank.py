@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from adaptspec.trees._layers import Expand, grow_layers
+from adaptspec.trees._layers import Expand, Stop, grow_layers
 from adaptspec.types import DraftTree
 
 
-def beam_rerank(expand: Expand, *, root: int, budget: int, width: int = 10, max_depth: int = 6) -> DraftTree:
+def beam_rerank(
+    expand: Expand, *, root: int, budget: int, width: int = 10, max_depth: int = 6, stop: Stop | None = None
+) -> DraftTree:
     """Expand the `width` most valuable nodes per depth, then keep the `budget` most valuable of all nodes seen.
 
     EAGLE-2, section 4: the value of a node is the product of the drafter's confidences along its path, V_i = prod c_j;
@@ -20,8 +22,9 @@ def beam_rerank(expand: Expand, *, root: int, budget: int, width: int = 10, max_
         budget: nodes kept, the root not counted (60 in the paper).
         width: nodes expanded per depth (8-10).
         max_depth: depths drafted (5-8).
+        stop: ends drafting early (see `Stop`).
 
     Raises:
         ValueError: negative sizes, or an `expand` that returns shapes or values that do not fit.
     """
-    return grow_layers(expand, root=root, budget=budget, width=width, max_depth=max_depth, min_gain=0.0)
+    return grow_layers(expand, root=root, budget=budget, width=width, max_depth=max_depth, min_gain=0.0, stop=stop)

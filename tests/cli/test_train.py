@@ -112,6 +112,29 @@ def test_a_drafter_is_trained_and_written(
     assert f"training {kind}" in errors and "held-out chain" in errors and f"wrote {out}" in errors
 
 
+def test_confu_goes_on_from_eagle3(chat_folder: Path, answers: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from adaptspec import AdaptiveSpec
+    from adaptspec.drafters import make_drafter
+
+    common = ["--model", str(chat_folder), "--answers", str(answers), "--rows", "200", "--steps", "2", "--quiet"]
+    common += ["--features", str(answers.parent / "features-confu")]
+    eagle, out = tmp_path / "eagle3", tmp_path / "confu"
+    assert main(["train", "eagle3", *common, "--out", str(eagle), "--taps", "1,2"]) == 0
+    assert main(["train", "confu", *common, "--out", str(out), "--start", str(eagle)]) == 0
+    card = read_card(out)
+    assert card["kind"] == "confu" and card["config"]["taps"] == [1, 2] and card["start"] == str(eagle)
+    assert card["loss"]["name"] == "kl" and card["steps"] == 2
+    model = AutoModelForCausalLM.from_pretrained(chat_folder).eval()
+    ids = torch.tensor([[5, 30, 77, 12, 9, 200]])
+    spec = AdaptiveSpec([make_drafter(f"confu:{out}")], "fixed:confu@8")
+    result = spec.generate(model, ids, max_new_tokens=12)
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+    assert torch.equal(result.sequences, expected) and result.stats.set_aside == {}
+
+
 def test_a_draft_model_is_trained(chat_folder: Path, answers: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -124,6 +147,18 @@ def test_a_draft_model_is_trained(chat_folder: Path, answers: Path, tmp_path: Pa
     assert main(["train", "draft-model", *arguments, *features]) == 0
     small = load_small_model(out, HFTarget(AutoModelForCausalLM.from_pretrained(chat_folder).eval()))
     assert small.config.vocab_size == 400 and small.config.num_hidden_layers == 2
+
+
+def test_block_parallel_drafters_share_a_backbone(chat_folder: Path, answers: Path, tmp_path: Path) -> None:
+    common = ["--model", str(chat_folder), "--answers", str(answers), "--rows", "200", "--steps", "1"]
+    common += ["--features", str(answers.parent / "features-block"), "--quiet"]
+    assert main(["train", "dflash", *common, "--out", str(tmp_path / "dflash")]) == 0
+    fingerprint = read_card(tmp_path / "dflash")["sha256"]
+    for kind in ("treeflash", "taps"):
+        backbone = ["--backbone", str(tmp_path / "dflash"), "--out", str(tmp_path / kind)]
+        assert main(["train", kind, *common, *backbone]) == 0
+        card = read_card(tmp_path / kind)
+        assert card["kind"] == kind and card["backbone"] == fingerprint and "fc.weight" not in card["tensors"]
 
 
 @pytest.mark.parametrize("kind", ["coral", "dynaspec"])
@@ -151,6 +186,7 @@ def test_a_router_is_trained(
         (["eagle3", "--steps", "1", "--loss", "kll"], "unknown loss 'kll'; did you mean 'kl'"),
         (["eagle3", "--steps", "1", "--taps", "1,x"], "taps must be whole numbers"),
         (["eagle3", "--steps", "1", "--taps", "9"], r"taps must be in [1, 2], got 9"),
+        (["hydra", "--steps", "1", "--start", "x"], "start is for kinds with a cell, not for 'hydra'"),
         (["medusa", "--steps", "1", "--optimiser", "sgd"], "optimiser must be 'muon' or 'adamw'"),
         (["eagle9", "--steps", "1"], "No such command 'eagle9'"),
     ],

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from adaptspec.drafters import DRAFTERS, Drafter, Needs, make_drafter
+from adaptspec.drafters.griffin_gs import StaticTree
 from adaptspec.types import DraftContext, DraftTree, ExtraRows, Observation, Sampling, Verdict
 from tests import tiny_models
 from tests.drafters.cell_variants import DRAFTER_VARIANTS, SAME_CODE
+from tests.drafters.policy_cases import random_policies
 
 GREEDY = Sampling()
 
@@ -184,7 +186,9 @@ class ModelWorld(World):
         extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).numpy()
         self._extra = None
         features = feature_rows(scored.features, accepted) if scored.features else {}
-        drafter.observe(Observation(tree, Verdict(accepted, tokens), tokens, top, features, extra))
+        paired = None if scored.paired is None else feature_rows({0: scored.paired}, accepted)[0]
+        verdict = Verdict(accepted, tokens)
+        drafter.observe(Observation(tree, verdict, tokens, top, features, extra, paired=paired))
         return tokens.tolist()
 
 
@@ -232,6 +236,36 @@ def _random_cell(variant: str) -> Any:
     return tiny_cell(variant)
 
 
+BLOCK_DRAFTERS = ("dflash", "ddtree", "treeflash", "taps")
+
+
+@lru_cache(maxsize=4)
+def _random_block(drafter: str) -> Any:
+    """Small random block-parallel modules for any model of hidden size 32 and 4 layers or more."""
+    from tests.drafters.block_cases import tiny_block
+
+    return tiny_block(drafter)
+
+
+def _sizable(**options: Any) -> Drafter:
+    """What rules for depth and size are tested on."""
+    return make_drafter("griffin", path=_random_cell("griffin"), **options)
+
+
+@lru_cache(maxsize=2)
+def _random_confu_cell() -> Any:
+    from tests.drafters.cell_cases import tiny_confu_cell
+
+    return tiny_confu_cell()
+
+
+@lru_cache(maxsize=2)
+def _random_adapters(kind: str) -> Any:
+    from tests.drafters.exit_cases import tiny_adapters
+
+    return tiny_adapters(kind)
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterCase:
     """How to test one drafter.
@@ -242,12 +276,14 @@ class DrafterCase:
         lookup: the next proposal depends on the committed tokens only, not on the steps that committed them.
         like: the drafter that has the same code, if this one differs from it in weights and defaults only; it is then
             not put through every test again.
+        own: methods in which it differs all the same: they keep nothing, and have tests of their own.
     """
 
     build: Callable[[World], Drafter]
     world: Callable[[int], World]
     lookup: bool
     like: str | None = None
+    own: frozenset[str] = frozenset()
 
 
 CASES: dict[str, DrafterCase] = {
@@ -266,6 +302,29 @@ CASES: dict[str, DrafterCase] = {
         )
         for name in DRAFTER_VARIANTS
     },
+    **{
+        name: DrafterCase(
+            build=lambda world, name=name: make_drafter(name, path=_random_block(name)),
+            world=ModelWorld,
+            lookup=False,
+            like=None if name == "ddtree" else "ddtree",
+            own=frozenset(["__init__", "_draft", "budget_of"] if name in ("treeflash", "taps") else []),
+        )
+        for name in BLOCK_DRAFTERS
+    },
+    "confu": DrafterCase(
+        build=lambda world: make_drafter("confu", path=_random_confu_cell()), world=ModelWorld, lookup=False
+    ),
+    "griffin-gs": DrafterCase(
+        build=lambda world: make_drafter("griffin-gs", path=StaticTree(3, 20), drafter=_sizable()),
+        world=ModelWorld,
+        lookup=False,
+    ),
+    "griffin-ltd": DrafterCase(
+        build=lambda world: make_drafter("griffin-ltd", path=random_policies(), drafter=_sizable(max_depth=12)),
+        world=ModelWorld,
+        lookup=False,
+    ),
     "draft-model": DrafterCase(
         build=lambda world: make_drafter("draft-model", path=_tiny_llama(world.vocab_size, 2)),
         world=ModelWorld,
@@ -273,6 +332,33 @@ CASES: dict[str, DrafterCase] = {
     ),
     "layer-skip": DrafterCase(
         build=lambda world: make_drafter("layer-skip", min_confidence=0.0),  # a random model is confident of nothing
+        world=ModelWorld,
+        lookup=False,
+    ),
+    "draft-verify": DrafterCase(
+        build=lambda world: make_drafter("draft-verify", threshold=0.0), world=ModelWorld, lookup=False
+    ),
+    "kangaroo": DrafterCase(
+        build=lambda world: make_drafter("kangaroo", path=_random_adapters("kangaroo"), min_confidence=0.0),
+        world=ModelWorld,
+        lookup=False,
+    ),
+    "cats": DrafterCase(
+        build=lambda world: make_drafter("cats", path=_random_adapters("cats")), world=ModelWorld, lookup=False
+    ),
+    "cats-chain": DrafterCase(
+        build=lambda world: make_drafter("cats-chain", path=_random_adapters("cats")),
+        world=ModelWorld,
+        lookup=False,
+        like="cats",
+    ),
+    "cats-eagle": DrafterCase(
+        build=lambda world: make_drafter(
+            "cats-eagle",
+            path=_random_adapters("cats"),
+            eagle=make_drafter("eagle3", path=_random_cell("eagle3")),
+            min_probability=0.01,
+        ),
         world=ModelWorld,
         lookup=False,
     ),

@@ -44,6 +44,12 @@ def tiny_cell(variant: str, *, seed: int = 0, **changes: Any) -> Cell:
     return cell.eval()
 
 
+def tiny_confu_cell(*, seed: int = 0) -> Cell:
+    """The same for ConFu, with taps of EAGLE-3."""
+    sizes = {"soft_prompts": 3, "contemplates": 5, "mixed": 2}
+    return tiny_cell("eagle3-own", seed=seed, kind="confu", taps=(1, 2, 4), **sizes)
+
+
 def tiny_llama(vocab_size: int = 64) -> Any:
     """The target of these tests: its final norm differs from 1, so that leaving it out shows."""
     model = tiny_models.make_llama(vocab_size=vocab_size, layers=LAYERS)

@@ -6,10 +6,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
+from adaptspec import AdaptiveSpec
 from adaptspec.serving import ServingPolicy, StepContext, StepOutcome
 from adaptspec.serving.types import count_drafts
+from adaptspec.types import DraftTree, Observation, Verdict
+from adaptspec.vocab import FrequencyList, HeadData, VocabHeads
 from tests.serving.world import World, affine_pass, names
+from tests.target.families import FAMILIES
 
 EAGLE = ["eagle3@1", "eagle3@2", "eagle3@3", "eagle3@4"]
 NGRAM = ["ngram@2", "ngram@4", "ngram@8"]
@@ -401,3 +406,43 @@ def test_the_guard_bounds_what_a_bad_drafter_can_cost() -> None:
         log = world.run(ServingPolicy(EAGLE, strategy, guard=0.05), 160, names(4))
         never = 4 / affine_pass(0.02, 0.0005)(4, 100)
         assert log.rate > 0.93 * never, strategy
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_small_draft_vocabularies_update_themselves(updates: bool) -> None:
+    """The text turns to words that are not among the frequent ones. An evolving vocabulary takes them in by itself, and
+    drafting goes on; with a fixed one it ends, because nothing is right any more."""
+    frequent, topic = np.arange(8), np.arange(40, 48)
+    heads = VocabHeads(("evospec:8+8", "fr:8"))
+    heads.bind(torch.eye(64), vocab_size=64, data=HeadData(FrequencyList(np.arange(64), 64)))
+    head = list(heads)[0 if updates else 1]
+
+    def chance(text: np.ndarray) -> float:
+        """Of a draft token to be right: it must be among those that the head computes."""
+        ids, _ = head.logits(torch.eye(64)[:1], depth=0)
+        return 0.85 * float(np.isin(text, ids.numpy()).mean())
+
+    right = chance(frequent)
+    world = World(lambda *which: right, {"eagle3/small": eagle_seconds}, affine_pass(0.02, 0.0006))
+    policy = ServingPolicy(["eagle3@2/small", "eagle3@4/small"], "greedy")
+    before = world.run(policy, 40, names(4))
+    verdict = Verdict(np.arange(len(topic) - 1), topic)
+    heads.observe(Observation(DraftTree.empty(), verdict, verdict.token_ids, None))
+    right = chance(topic)
+    after = world.run(policy, 120, names(4))
+    assert before[20:].mean_length() > 1.5
+    assert (after[60:].mean_length() > 1.5) if updates else (after[60:].mean_length() < 0.3)
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "gemma3"])
+def test_drafts_past_a_sliding_window(family: str) -> None:
+    """Drafts are longer than the window of 8 tokens, and are accepted past it: the text is the model's own."""
+    model = FAMILIES[family]("sdpa")
+    prompt = torch.tensor([[5, 6, 7] * 6])
+    options = {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    expected = model.generate(prompt, **options)
+    spec = AdaptiveSpec(["suffix"], "fixed:suffix@16")
+    assert torch.equal(model.generate(prompt, custom_generate=spec, **options), expected)
+    assert spec.last_result is not None
+    assert spec.last_result.stats.acceptance_rate > 0.0
+    assert expected.shape[1] > prompt.shape[1] + 16

@@ -159,6 +159,7 @@ POOLS: dict[str, Callable[[], list[Any]]] = {
     "lookups": lambda: ["suffix", "token-recycling", "prompt-lookup"],
     "extra rows": lambda: ["lookahead", "suffix"],
     "a view of the model": lambda: [make_drafter("layer-skip", min_confidence=0.0), "suffix"],
+    "first layers": lambda: [make_drafter("layer-skip", exit=1, min_confidence=0.0), "suffix"],
     "a draft model": lambda: [make_drafter("draft-model", path=tiny_models.make_llama(seed=5)), "suffix"],
     "a branching draft model": lambda: [make_drafter("draft-model", path=tiny_models.make_llama(seed=5), branching=3)],
     "the model drafts for itself": lambda: [],

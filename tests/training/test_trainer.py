@@ -23,28 +23,6 @@ from tests import tiny_models
 OPTIONS = TrainOptions(rows=48, batch_rows=256, held_out=0.2)
 
 
-@pytest.fixture(scope="module")
-def circle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A target that always says the same circle of ten tokens, and its answers: something that can be learnt fully."""
-    from adaptspec.training.answers import write_answers
-    from adaptspec.training.jobs import PromptTokens
-
-    model = tiny_models.make_llama(layers=3)
-    circle = list(range(10, 20))
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    ids = torch.tensor([[circle[(i + j) % 10] for j in range(24)] for i in range(10)])
-    with torch.enable_grad():
-        for _ in range(60):
-            optimiser.zero_grad()
-            model(input_ids=ids, labels=ids).loss.backward()
-            optimiser.step()
-    model.eval().requires_grad_(False)
-    prompts = [PromptTokens(np.array([circle[(i + j) % 10] for j in range(3 + i % 3)])) for i in range(20)]
-    folder = tmp_path_factory.mktemp("circle") / "answers"
-    write_answers(model, prompts, folder, origin={"model": "circle"}, samples=1, max_new_tokens=16, batch=20)
-    return model, folder
-
-
 @pytest.mark.parametrize(
     ("kind", "steps", "least"),
     [("eagle1", 40, 1.9), ("eagle3", 40, 3.5), ("griffin", 40, 2.5), ("mtp1", 40, 3.5), ("mtp3", 40, 3.5)]

@@ -3,18 +3,20 @@
 from adaptspec.drafters.cells.base import Cell
 from adaptspec.drafters.cells.cache import CellCache
 from adaptspec.drafters.cells.config import KINDS, CellConfig
+from adaptspec.drafters.cells.confu import ConFuCell
 from adaptspec.drafters.cells.eagle1 import Eagle1Cell
 from adaptspec.drafters.cells.eagle3 import Eagle3Cell
 from adaptspec.drafters.cells.griffin import GriffinCell
 from adaptspec.drafters.cells.mtp import MTPCell
 
-__all__ = ["KINDS", "Cell", "CellCache", "CellConfig", "make_cell"]
+__all__ = ["KINDS", "Cell", "CellCache", "CellConfig", "ConFuCell", "make_cell"]
 
 _CELLS: dict[str, type[Cell]] = {
     "eagle1": Eagle1Cell,
     "eagle3": Eagle3Cell,
     "griffin": GriffinCell,
     "mtp": MTPCell,
+    "confu": ConFuCell,
 }
 
 

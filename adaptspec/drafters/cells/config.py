@@ -8,7 +8,7 @@ from typing import Any
 
 from adaptspec.names import unknown_name
 
-KINDS = ("eagle1", "eagle3", "griffin", "mtp")
+KINDS = ("eagle1", "eagle3", "griffin", "mtp", "confu")
 _SIZES = (
     "hidden_size",
     "num_attention_heads",
@@ -24,7 +24,7 @@ class CellConfig:
     """Sizes and variants of one cell. Fields that a kind does not know must keep their default.
 
     Attributes:
-        kind: "eagle1", "eagle3", "griffin" or "mtp".
+        kind: "eagle1", "eagle3", "griffin", "mtp", or "confu", which has all options of "eagle3".
         taps: hidden states of the target that are fused; `k` is after k decoder layers.
         num_layers: of "mtp": step k of the recursion uses layer k, the last one also for all later steps.
         final_norm: the tapped state goes through the target's final norm first (one tap only).
@@ -41,6 +41,8 @@ class CellConfig:
         rotary_dim: numbers per head that are rotated, None for all.
         rope_scaling: as in transformers configs, see `rotary.rotary_frequencies`; None for none.
         sliding_window: rows see keys of the last so many positions, None for all.
+        soft_prompts, contemplates, mixed: "confu": soft prompts; vectors that contemplate tokens are made of; how many
+            of them make one.
     """
 
     kind: str
@@ -67,13 +69,16 @@ class CellConfig:
     rotary_dim: int | None = None
     rope_scaling: Mapping[str, Any] | None = None
     sliding_window: int | None = None
+    soft_prompts: int | None = None
+    contemplates: int | None = None
+    mixed: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown_name("kind of cell", self.kind, KINDS)
         for name in _SIZES:
             _check_size(name, getattr(self, name))
-        for name in ("draft_vocab_size", "rotary_dim", "sliding_window"):
+        for name in ("draft_vocab_size", "rotary_dim", "sliding_window", "soft_prompts", "contemplates", "mixed"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name))
         object.__setattr__(self, "taps", tuple(self.taps))
@@ -91,7 +96,7 @@ class CellConfig:
             raise ValueError(f"rotary_dim must be even and at most head_dim = {self.head_dim}, got {rotated}")
         if not self.rms_norm_eps > 0 or not self.rope_theta > 0:
             raise ValueError(f"rms_norm_eps and rope_theta must be > 0, got {self.rms_norm_eps} and {self.rope_theta}")
-        if self.kind != "eagle3" and len(self.taps) != 1:
+        if self.kind not in _FUSING and len(self.taps) != 1:
             raise ValueError(f"a cell of kind {self.kind!r} takes one tap, got {list(self.taps)}")
         if self.final_norm and len(self.taps) != 1:
             raise ValueError(f"final_norm needs exactly one tap, got {list(self.taps)}")
@@ -100,6 +105,11 @@ class CellConfig:
         for name, kinds in _ONLY.items():
             if getattr(self, name) and self.kind not in kinds:
                 raise ValueError(f"{name} is an option of {' and '.join(kinds)}, not of {self.kind!r}")
+        if self.kind == "confu":
+            if None in (self.soft_prompts, self.contemplates, self.mixed):
+                raise ValueError("a cell of kind 'confu' needs soft_prompts, contemplates and mixed")
+            if self.mixed > self.contemplates:
+                raise ValueError(f"mixed must be at most contemplates = {self.contemplates}, got {self.mixed}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; inverse of `from_dict`."""
@@ -125,12 +135,18 @@ class CellConfig:
         return cls(**{**values, "taps": tuple(values["taps"])})
 
 
+_FUSING = ("eagle3", "confu")
+"""Kinds that fuse several taps."""
+
 _ONLY = {
-    "norm_before_residual": ("eagle3",),
-    "norm_before_fc": ("eagle3",),
-    "fc_norm": ("eagle3",),
-    "embedding_skip": ("eagle3",),
-    "norm_output": ("eagle3", "mtp"),
+    "norm_before_residual": _FUSING,
+    "norm_before_fc": _FUSING,
+    "fc_norm": _FUSING,
+    "embedding_skip": _FUSING,
+    "norm_output": (*_FUSING, "mtp"),
+    "soft_prompts": ("confu",),
+    "contemplates": ("confu",),
+    "mixed": ("confu",),
     "bias": ("eagle1", "griffin"),
 }
 

@@ -72,7 +72,9 @@ class Eagle3Layer(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
         mask: torch.Tensor | None,
         cache: CellCache | None,
+        future: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """`future` [B, T, H] is added behind the attention, so that no key and no value depends on it."""
         embeddings = self.input_layernorm(embeddings)
         if self.embed_proj is not None:
             hidden = hidden + self.embed_proj(embeddings)
@@ -81,4 +83,6 @@ class Eagle3Layer(nn.Module):
             torch.cat([embeddings, normed], dim=-1), rotation=rotation, mask=mask, cache=cache, layer=0
         )
         x = attended + (normed if self.norm_before_residual else hidden)
+        if future is not None:
+            x = x + future
         return x + self.mlp(self.post_attention_layernorm(x))

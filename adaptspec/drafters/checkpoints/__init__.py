@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adaptspec.drafters.checkpoints.common import Extras, Facts
+from adaptspec.drafters.checkpoints.dflash import load_dflash, load_treeflash
 from adaptspec.drafters.checkpoints.eagle import load_eagle1, load_eagle3
 from adaptspec.drafters.checkpoints.heads import HYDRA_FILES, MEDUSA_FILES, load_hydra, load_medusa
 from adaptspec.drafters.checkpoints.mtp import load_mtp
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Checkpoint", "Extras", "Facts", "load_checkpoint", "save_checkpoint"]
 
-KINDS = ("eagle1", "eagle3", "griffin", "hydra", "medusa", "mtp")
+KINDS = ("dflash", "eagle1", "eagle3", "griffin", "hydra", "medusa", "mtp", "treeflash")
 
 
 def load_checkpoint(
@@ -36,7 +37,7 @@ def load_checkpoint(
         taps: of "eagle3", in place of what its config says: hidden states after so many layers.
 
     Returns:
-        A `Cell`, `MedusaHeads` or `HydraHeads`, and what else the checkpoint holds.
+        A `Cell`, `MedusaHeads`, `HydraHeads`, `Backbone` or `TreeFlashModel`, and what else the checkpoint holds.
 
     Raises:
         ValueError: unknown kind, nothing found, missing, foreign or wrongly shaped tensors, another hidden size or
@@ -66,4 +67,8 @@ def load_checkpoint(
         return load_eagle3(checkpoint, facts, taps=taps)
     if kind == "mtp":
         return load_mtp(checkpoint, facts)
+    if kind == "dflash":
+        return load_dflash(checkpoint, facts)
+    if kind == "treeflash":
+        return load_treeflash(checkpoint, facts)
     return load_eagle1(checkpoint, facts, kind=kind)
