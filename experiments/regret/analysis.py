@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 COMPARATORS = ("best-fixed", "best-per-domain", "best-per-prompt", "best-switching", "best-per-step")
 KNOWN = ("ar", *COMPARATORS)
+HEADLINE = ("mixture", "draft-then-choose", "hedge", "ucb", "exp3")
+MOST_COLOURED = 8
+"""A picture colours no more policies than this; the others are grey."""
 UNITS = {
     "rounds": "rounds: steps more than the comparator",
     "tokens": "tokens: how many the comparator is ahead",
@@ -79,8 +82,7 @@ def plots(results: Results) -> dict[str, Figure]:
     """Cumulative regret in three units, and shares of drafters over time, per cost profile and order."""
     curves = results.curves()
     places = dict.fromkeys((row["costs"], row["order"]) for row, kept in curves if "regret" in kept)
-    policies = [row["policy"] for row, kept in curves if "regret" in kept]
-    colour = colours(policies)
+    colour = colours(pick_out(curves))
     found: dict[str, Figure] = {}
     for costs, order in places:
         name = f"{costs}-{order}".replace(":", "-")
@@ -92,13 +94,34 @@ def plots(results: Results) -> dict[str, Figure]:
     return found
 
 
+def pick_out(curves: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """The policies that pictures colour: all if they are few, else the headline ones and those that lose least time."""
+    lost: dict[str, list[float]] = {}
+    for row, kept in curves:
+        if "regret" in kept and "best-fixed" in kept["regret"]:
+            one = kept["regret"]["best-fixed"]
+            # Machines differ in speed by orders of magnitude; what counts is the share of the time.
+            lost.setdefault(row["policy"], []).append(one["seconds"][-1] / row["seconds"])
+    if len(lost) <= MOST_COLOURED:
+        return list(lost)
+    headline = [name for name in HEADLINE if name in lost]
+    others = sorted(lost.keys() - set(headline), key=lambda name: (np.mean(lost[name]), name))
+    return (headline + others)[:MOST_COLOURED]
+
+
 def _regret(curves: list[tuple[dict[str, Any], dict[str, Any]]], colour: dict[str, str], *, title: str) -> Figure:
     figure, axes = new_figure(3, width=5.0, height=4.8)
     for axis, (unit, label) in zip(axes[0], UNITS.items(), strict=True):
-        for policy in dict.fromkeys(row["policy"] for row, kept in curves if "regret" in kept):
+        policies = dict.fromkeys(row["policy"] for row, kept in curves if "regret" in kept)
+        grey = [policy for policy in policies if policy not in colour]
+        for policy in [*grey, *(policy for policy in colour if policy in policies)]:
             many = [kept["regret"] for row, kept in curves if row["policy"] == policy and "regret" in kept]
             stacked = np.array([one["best-fixed"][unit] for one in many])
             position = many[0]["position"]
+            if policy in grey:
+                name = f"{len(grey)} others" if policy == grey[0] else None
+                axis.plot(position, stacked.mean(axis=0), color="0.8", lw=0.8, label=name)
+                continue
             axis.plot(position, stacked.mean(axis=0), color=colour[policy], lw=1.5, label=policy)
             axis.fill_between(
                 position, stacked.min(axis=0), stacked.max(axis=0), color=colour[policy], alpha=0.15, lw=0
@@ -119,8 +142,11 @@ def _regret(curves: list[tuple[dict[str, Any], dict[str, Any]]], colour: dict[st
 def _by_comparator(curves: list[tuple[dict[str, Any], dict[str, Any]]], colour: dict[str, str]) -> Figure:
     """Regret in seconds per thousand tokens against each comparator, a panel per cost profile."""
     places = list(dict.fromkeys(row["costs"] for row, kept in curves if "regret" in kept))
-    figure, axes = new_figure(len(places), width=4.2, height=4.4)
-    for axis, costs in zip(axes[0], places, strict=True):
+    columns = min(5, len(places))
+    figure, axes = new_figure(columns, -(-len(places) // columns), width=3.4, height=3.2)
+    for axis in axes.flat[len(places) :]:
+        axis.set_visible(False)
+    for axis, costs in zip(axes.flat, places, strict=False):
         for policy in colour:
             many = [kept["regret"] for row, kept in curves if (row["costs"], row["policy"]) == (costs, policy)]
             many = [one for one in many if "best-fixed" in one]
@@ -161,7 +187,7 @@ def _shares(curves: list[tuple[dict[str, Any], dict[str, Any]]], *, title: str) 
         axis.set_title(policy, loc="left", fontsize=9)
         axis.set_xlim(0.0, 1.0)
         axis.set_ylim(0.0, 1.0)
-    for axis in list(axes.flat)[len(policies) :]:
+    for axis in axes.flat[len(policies) :]:
         axis.set_visible(False)
     legend_below(figure, axes)
     figure.suptitle(f"Share of the steps by drafter along the stream\n{title}", fontsize=11)

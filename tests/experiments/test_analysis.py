@@ -218,6 +218,21 @@ def test_published_figures_stand_beside_measured_ones(tmp_path: Path) -> None:
         read_published([tmp_path / "bad.csv"])
 
 
+def test_pictures_of_many_policies_colour_the_best_and_the_headline() -> None:
+    from experiments.regret.analysis import MOST_COLOURED, pick_out
+
+    def curve(policy: str, lost: float, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        regret = {"best-fixed": {"seconds": [0.0, lost * seconds]}}
+        return {"policy": policy, "seconds": seconds}, {"regret": regret}
+
+    few = [curve(name, lost, 1.0) for name, lost in (("exp3", 0.3), ("a", 0.1), ("b", 0.2))]
+    assert pick_out(few) == ["exp3", "a", "b"]
+    # A slow machine must not outweigh a fast one: z loses a tenth there and gains a half here.
+    many = few + [curve(f"p{i}", 0.5 + i, 1.0) for i in range(9)]
+    many += [curve("z", 0.1, 1000.0), curve("z", -0.5, 1.0), curve("mixture", 9.0, 1.0)]
+    assert pick_out(many) == ["mixture", "exp3", "z", "a", "b", "p0", "p1", "p2"] and MOST_COLOURED == 8
+
+
 def test_the_page_needs_nothing_besides_itself(tmp_path: Path, regret_run: RunFolder) -> None:
     folder = regret_run
     folder.save_problem("eagle3-s0", {"kind": "not available", "reason": "no <weights>"})
