@@ -11,7 +11,8 @@ FREE = (
 )
 TRAINED = (
     *("draft-model", "medusa", "hydra", "eagle1", "eagle2", "eagle-self", "eagle3", "eagle3-lk"),
-    *("griffin", "mtp1", "mtp1-kl", "mtp1-lk", "mtp3"),
+    *("griffin", "griffin-gs", "griffin-ltd", "mtp1", "mtp1-kl", "mtp1-lk", "mtp3", "confu"),
+    *("dflash", "ddtree", "treeflash", "taps", "kangaroo", "draft-verify", "cats-chain", "cats", "cats-eagle"),
 )
 STRATEGIES = ("mixture", "draft-then-choose", "hedge", "ucb", "exp3")
 POOL = ("prompt-lookup", "suffix", "token-recycling")
