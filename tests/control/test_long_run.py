@@ -66,7 +66,7 @@ def check_policy(name: str, steps: int) -> None:
     late_peak = peak_of(lambda: play(policy, window, feedback))
     late_size, late_blocks = len(json.dumps(policy.state_dict())), blocks()
     assert policy.state_dict()["next_step"] == steps
-    assert late_peak <= 1.01 * early_peak + 256
+    assert late_peak <= early_peak + 32_768  # a list of 8 bytes per step would be 45 times that
     assert late_blocks <= early_blocks + 200
     assert late_size <= 1.01 * early_size + 32  # counters have more digits
 
@@ -102,7 +102,7 @@ def check_controller(strategy: str, guard: float | None, steps: int) -> None:
     on(steps - steps // 10 - window)
     late_peak = peak_of(lambda: on(window))
     late_size, late_blocks = len(json.dumps(controller.state_dict())), blocks()
-    assert late_peak <= 1.01 * early_peak + 4096
+    assert late_peak <= 1.01 * early_peak + 32_768
     assert late_blocks <= early_blocks + 1000
     # Digits come and go with the values, and cells are opened by what is met first; both are bounded.
     assert late_size <= 1.1 * early_size + 4096
