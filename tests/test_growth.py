@@ -102,6 +102,24 @@ def test_bad_records(tmp_path: Path) -> None:
     (tmp_path / "r.npz").write_bytes(b"no")
     with pytest.raises(ValueError, match="holds no records of growing trees"):
         read_growth(tmp_path / "r.npz")
+    good = GrowthRecords(
+        np.zeros((1, len(DEPTHS), FEATURES)),
+        np.zeros((1, len(DEPTHS), len(SIZES))),
+        np.ones((1, len(DEPTHS), len(SIZES))),
+        np.zeros(1),
+    )
+    good.save(tmp_path / "g.npz")
+    whole = (tmp_path / "g.npz").read_bytes()
+    flipped = whole[:200] + bytes(30) + whole[230:]
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for content in (b"", b"PK\x03\x04junk", whole[: len(whole) // 2], flipped, (tmp_path / "array.npy").read_bytes()):
+        (tmp_path / "r.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="holds no records of growing trees"):
+            read_growth(tmp_path / "r.npz")
+    for version, message in (([1, 1], "of version 1"), (1, "features must have shape")):
+        np.savez(tmp_path / "o.npz", version=version, features=1, accepted=1, seconds=1, prompts=1)
+        with pytest.raises(ValueError, match=message):
+            read_growth(tmp_path / "o.npz")
     np.savez(tmp_path / "o.npz", version=1, other=np.zeros(2))
     with pytest.raises(ValueError, match="holds no records of growing trees of version 1"):
         read_growth(tmp_path / "o.npz")

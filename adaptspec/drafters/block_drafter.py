@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.types import DraftContext, DraftTree, Observation
 
 if TYPE_CHECKING:
@@ -53,14 +54,11 @@ class BlockDrafter(HeadedDrafter):
         backbone: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("max_depth", max_depth), ("window", window)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a whole number >= 1 or None, got {value!r}")
         if backbone is not None and self.kind == "dflash":
             raise ValueError(f"backbone is no option of {self.name}, whose weights are the backbone; give path=")
         self.path = path
-        self.max_depth = max_depth
-        self.window = window
+        self.max_depth = None if max_depth is None else whole_number("max_depth", max_depth, 1)
+        self.window = None if window is None else whole_number("window", window, 1)
         self.backbone = backbone
         self._block: BlockContext | None = None
         self._model: Any = None

@@ -13,6 +13,7 @@ import torch
 
 from adaptspec.drafters.cells import Cell, CellConfig, make_cell
 from adaptspec.drafters.target_parts import TargetParts, target_parts
+from adaptspec.drafters.tensors import check_finite, fill
 from adaptspec.pretrained import is_weights_folder, load_weights, read_card, save_weights, shipped_folder
 from adaptspec.target.hf import HFTarget
 
@@ -111,13 +112,7 @@ def load_cell(
             weights.card,
         )
     elif source is None:
-        folder = shipped_folder(shipped)
-        why = "none are shipped" if folder is None else _foreign(read_card(folder), target)
-        if folder is None or why:
-            raise ValueError(
-                f"{name} has no weights for this target: {why}; train some with `adaptspec train` or write "
-                f"'{name}:FOLDER'"
-            )
+        folder = shipped_for(target, shipped, name=name, command="adaptspec train")
         where, weights = str(folder), _from_folder(folder)
     elif is_weights_folder(source):
         where = str(source)
@@ -152,6 +147,25 @@ def _fingerprint(parts: TargetParts) -> dict[str, Any]:
     }
 
 
+def shipped_for(target: HFTarget, shipped: str, *, name: str, command: str) -> Path:
+    """The folder of the weights shipped as `shipped`.
+
+    Args:
+        name: of the drafter.
+        command: that trains such weights.
+
+    Raises:
+        ValueError: none are shipped, or they are another target's.
+    """
+    folder = shipped_folder(shipped)
+    why = "none are shipped" if folder is None else _foreign(read_card(folder), target)
+    if folder is None or why:
+        raise ValueError(
+            f"{name} has no weights for this target: {why}; train some with `{command}` or write '{name}:FOLDER'"
+        )
+    return folder
+
+
 def check_target(card: Mapping[str, Any], target: HFTarget, *, where: str) -> None:
     """Raise ValueError unless the card's target is this one, in whatever precision."""
     if why := _foreign(card, target):
@@ -166,7 +180,10 @@ def _foreign(card: Mapping[str, Any], target: HFTarget) -> str | None:
     for key in ("model_type", "hidden_size", "layers", "vocab_size"):
         if theirs.get(key) != ours[key]:
             return f"their target has {key} {theirs.get(key)!r}, this one {ours[key]!r}"
-    for wanted, found in zip(theirs.get("weights", []), ours["weights"], strict=False):
+    numbers = theirs.get("weights", [])
+    if not isinstance(numbers, list) or not all(isinstance(part, list) and _all_numbers(part) for part in numbers):
+        return "their card is damaged: weights of the target must be lists of numbers"
+    for wanted, found in zip(numbers, ours["weights"], strict=False):
         largest = max(map(abs, found), default=0.0)
         if len(wanted) != len(found) or any(
             abs(a - b) > _TOLERANCE * largest for a, b in zip(wanted, found, strict=True)
@@ -175,22 +192,15 @@ def _foreign(card: Mapping[str, Any], target: HFTarget) -> str | None:
     return None
 
 
+def _all_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
 def _from_folder(folder: Path) -> CellWeights:
     tensors, card = load_weights(folder)
     cell = make_cell(CellConfig.from_dict(card.get("config", {})))
     head, token_ids = tensors.pop(_HEAD, None), tensors.pop(_TOKEN_IDS, None)
-    expected = cell.state_dict()
-    for problem, names in (
-        ("lacks the tensors", expected.keys() - tensors.keys()),
-        ("holds unknown tensors", tensors.keys() - expected.keys()),
-        (
-            "has tensors of another shape",
-            {n for n in expected.keys() & tensors if expected[n].shape != tensors[n].shape},
-        ),
-    ):
-        if names:
-            raise ValueError(f"{folder} {problem} {', '.join(sorted(names))}")
-    cell.load_state_dict(tensors)
+    fill(cell, tensors, where=str(folder))
     return CellWeights(cell, head, token_ids, card=card)
 
 
@@ -211,6 +221,7 @@ def _check(weights: CellWeights, parts: TargetParts, *, kind: str, where: str, n
         raise ValueError(f"{where} has hidden_size {config.hidden_size}, the target {parts.hidden_size}")
     if max(config.taps) > parts.layers:
         raise ValueError(f"{where} taps the layers {list(config.taps)}, the target has {parts.layers}")
+    check_finite(weights.cell.state_dict().items(), where=where)
     heads = weights.heads or (() if weights.head is None else (weights.head,))
     for head in heads:
         if head.dim() != 2 or head.shape[1] != parts.hidden_size:

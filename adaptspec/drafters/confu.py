@@ -100,7 +100,11 @@ class ConFu(FeatureRecursive):
             with torch.inference_mode():
                 return cell.contemplate(embed(torch.from_numpy(token_ids).to(device)))
 
-        self._rows = PairedRows(cell.soft_prompts.weight, vectors, last)
+        prompts, limit = cell.soft_prompts.weight, target.context_limit
+        if limit is not None and len(prompts) >= limit:
+            self._bound = ()
+            raise ValueError(f"{self.name} has {len(prompts)} soft prompts, the target's context {limit} positions")
+        self._rows = PairedRows(prompts, vectors, last)
         taps = tuple(sorted({*self.needs.taps, last}))
         self.needs = replace(self.needs, taps=taps, target=self._apart, extra_rows=not self._apart)
 

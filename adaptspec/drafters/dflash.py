@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import numpy as np
 
 from adaptspec.drafters.block_drafter import BlockDrafter
+from adaptspec.drafters.lookup import real_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.names import unknown_name
 from adaptspec.trees import ExpandRows, best_first, chain, cost_aware, sampled_chain
@@ -68,10 +69,8 @@ class BlockMarginals(BlockDrafter):
             raise ValueError(f"siblings of a tree must be 'deterministic', got {self.siblings!r}")
         if verify_seconds is not None and self.tree == "chain":
             raise ValueError("verify_seconds is an option of tree='best-first'")
-        if not 0.0 <= draft_seconds < np.inf:
-            raise ValueError(f"draft_seconds must be >= 0 and finite, got {draft_seconds}")
         self.verify_seconds = verify_seconds
-        self.draft_seconds = draft_seconds
+        self.draft_seconds = real_number("draft_seconds", draft_seconds, 0.0)
 
     def draft_probs_along(self, context: DraftContext, token_ids: np.ndarray) -> np.ndarray:
         """q along given tokens: float32 [n, V], row j is what token j would be drawn from; it does not depend on the

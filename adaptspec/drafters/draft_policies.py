@@ -85,12 +85,11 @@ class DraftPolicies:
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        width = len(self.depth.hidden_bias)
         shapes = {
             "mean": (FEATURES,),
             "spread": (FEATURES,),
-            **_shapes("depth", hidden=width, out=1),
-            **_shapes("size", hidden=len(self.size.hidden_bias), out=len(SIZES)),
+            **_shapes("depth", hidden=self.depth.hidden_bias.size, out=1),
+            **_shapes("size", hidden=self.size.hidden_bias.size, out=len(SIZES)),
         }
         for name, array in self.arrays().items():
             if array.shape != shapes[name] or not np.isfinite(array).all():
@@ -153,11 +152,11 @@ def read_policies(path: str | os.PathLike[str]) -> DraftPolicies:
     try:
         with safe_open(path, framework="np") as file:
             card = json.loads((file.metadata() or {}).get("card", "{}"))
+            if not isinstance(card, dict) or (card.pop("format", None), card.pop("version", None)) != (FORMAT, VERSION):
+                raise ValueError(f"{path} holds no draft policies of version {VERSION}; {hint}")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} holds no draft policies: {error}; {hint}") from error
-    if not isinstance(card, dict) or (card.pop("format", None), card.pop("version", None)) != (FORMAT, VERSION):
-        raise ValueError(f"{path} holds no draft policies of version {VERSION}; {hint}")
     drafter = card.pop("drafter", None)
     if not isinstance(drafter, str) or not drafter:
         raise ValueError(f"{path} is damaged: it names no drafter")

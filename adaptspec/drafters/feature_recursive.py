@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.drafters.static_tree import limit_depth, rank_template, static_tree
 from adaptspec.names import unknown_name
 from adaptspec.trees import Expand, ExpandRows, Stop, Template, beam_rerank, sampled_chain, sampled_tree
@@ -74,14 +75,10 @@ class FeatureRecursive(HeadedDrafter):
         super().__init__()
         self.path = path
         self.tree: Tree = self.default_tree if tree is None else tree
-        self.branching = self.default_branching if branching is None else branching
-        self.max_depth = self.default_depth if max_depth is None else max_depth
+        self.branching = whole_number("branching", self.default_branching if branching is None else branching, 1, 32)
+        self.max_depth = whole_number("max_depth", self.default_depth if max_depth is None else max_depth, 1)
         if self.tree not in get_args(Tree):
             raise unknown_name("tree", self.tree, get_args(Tree))
-        if not 1 <= self.branching <= 32:
-            raise ValueError(f"branching must be in [1, 32], got {self.branching}")
-        if self.max_depth < 1:
-            raise ValueError(f"max_depth must be >= 1, got {self.max_depth}")
         self.siblings = ("iid" if self.tree == "chain" else "deterministic") if siblings is None else siblings
         if self.siblings not in SIBLINGS:
             raise unknown_name("siblings", self.siblings, SIBLINGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.drafters.base import Drafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.drafters.sized import SizedDrafter, make_backbone
 from adaptspec.types import DraftContext, DraftTree
@@ -40,9 +41,7 @@ class StaticTree:
 
     def __post_init__(self) -> None:
         for name in ("depth", "size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+            whole_number(name, getattr(self, name), 1)
         if not isinstance(self.drafter, str) or not self.drafter:
             raise ValueError(f"drafter must be a name, got {self.drafter!r}")
 
@@ -59,6 +58,8 @@ def read_static_tree(path: str | os.PathLike[str]) -> StaticTree:
         FileNotFoundError: no such file.
         ValueError: the file is something else, or of another version.
     """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}; make one with: adaptspec train griffin-gs")
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -95,7 +96,8 @@ class GriffinGS(SizedDrafter):
     def __init__(self, path: str | os.PathLike[str] | StaticTree, *, drafter: str | Drafter | None = None) -> None:
         self.setting = path if isinstance(path, StaticTree) else read_static_tree(path)
         self._where = "the static tree" if isinstance(path, StaticTree) else str(path)
-        super().__init__(make_backbone(drafter or self.setting.drafter, max_depth=self.setting.depth))
+        named = self.setting.drafter if drafter is None else drafter
+        super().__init__(make_backbone(named, max_depth=self.setting.depth))
 
     def bind(self, target: Target) -> None:
         self._check_target(self.setting.card, target, where=self._where)

@@ -42,7 +42,8 @@ class GriffinLTD(SizedDrafter):
     def __init__(self, path: str | os.PathLike[str] | DraftPolicies, *, drafter: str | Drafter | None = None) -> None:
         self.policies = path if isinstance(path, DraftPolicies) else read_policies(path)
         self._where = "the policies" if isinstance(path, DraftPolicies) else str(path)
-        super().__init__(make_backbone(drafter or self.policies.drafter, max_depth=MOST_DEPTH))
+        named = self.policies.drafter if drafter is None else drafter
+        super().__init__(make_backbone(named, max_depth=MOST_DEPTH))
 
     def bind(self, target: Target) -> None:
         self._check_target(self.policies.card, target, where=self._where)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from adaptspec.drafters.early_exit.own_layers import OwnLayers
+from adaptspec.drafters.early_exit.skipped import middle_layers
+from adaptspec.drafters.lookup import share, whole_number
 from adaptspec.drafters.registry import register_drafter
 
 if TYPE_CHECKING:
@@ -42,18 +44,14 @@ class LayerSkip(OwnLayers):
         min_confidence: float = 0.4,
         max_depth: int = 6,
     ) -> None:
-        if isinstance(skip, str) and skip != "auto":
+        if skip != "auto" and (isinstance(skip, str) or not isinstance(skip, Sequence)):
             raise ValueError(f"skip must be 'auto' or layer numbers, got {skip!r}")
         if exit is not None and skip != "auto":
             raise ValueError(f"give either skip or exit, got skip = {list(skip)} and exit = {exit}")
-        if exit is not None and (isinstance(exit, bool) or not isinstance(exit, int) or exit < 1):
-            raise ValueError(f"exit must be a whole number >= 1, got {exit!r}")
-        if not 0.0 <= min_confidence < 1.0:
-            raise ValueError(f"min_confidence must be in [0, 1), got {min_confidence}")
         super().__init__(max_depth=max_depth)
         self.skip = skip
-        self.exit = exit
-        self.min_confidence = min_confidence
+        self.exit = None if exit is None else whole_number("exit", exit, 1)
+        self.min_confidence = share("min_confidence", min_confidence)
 
     def _shorten(self, target: HFTarget) -> torch.nn.Module | int:
         from adaptspec.target.views import with_layers
@@ -63,7 +61,7 @@ class LayerSkip(OwnLayers):
             if self.exit >= count:
                 raise ValueError(f"exit must be in [1, {count - 1}], got {self.exit}")
             return self.exit
-        skip = set(range(count // 4 + 1, count - count // 4, 2) if isinstance(self.skip, str) else self.skip)
+        skip = set(middle_layers(count) if isinstance(self.skip, str) else self.skip)
         if not all(isinstance(layer, int) and 0 <= layer < count for layer in skip) or len(skip) == count:
             raise ValueError(f"skip must hold layers in [0, {count}) and leave at least one, got {sorted(skip)}")
         return with_layers(target.model, [layer for layer in range(count) if layer not in skip])

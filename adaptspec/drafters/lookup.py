@@ -50,6 +50,17 @@ def real_number(name: str, value: object, minimum: float, maximum: float = float
     return float(value)
 
 
+def share(name: str, value: object) -> float:
+    """`value` as a float, if it is a number in [0, 1).
+
+    Raises:
+        ValueError: it is not; names the option and the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
+    return float(value)
+
+
 def switch(name: str, value: object) -> bool:
     """`value` as it is, if it is True or False.
 

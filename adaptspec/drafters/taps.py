@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adaptspec.drafters.block_drafter import BlockDrafter
+from adaptspec.drafters.lookup import real_number, whole_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.trees import lattice_trie, select_prefixes
 from adaptspec.trees.prefix_selection import DEPTH_PENALTY
@@ -53,14 +54,9 @@ class Taps(BlockDrafter):
         backbone: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(path, max_depth=max_depth, window=window, backbone=backbone)
-        for name, value in (("candidates", candidates), ("beam", beam)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-        if not 0.0 <= depth_penalty < np.inf:
-            raise ValueError(f"depth_penalty must be >= 0 and finite, got {depth_penalty}")
-        self.candidates = candidates
-        self.beam = beam
-        self.depth_penalty = depth_penalty
+        self.candidates = whole_number("candidates", candidates, 1)
+        self.beam = whole_number("beam", beam, 1)
+        self.depth_penalty = real_number("depth_penalty", depth_penalty, 0.0)
 
     def _draft(self, context: DraftContext, hidden: torch.Tensor, *, budget: int) -> DraftTree:
         import torch

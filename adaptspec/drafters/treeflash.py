@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adaptspec.drafters.block_drafter import BlockDrafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.trees import transition_tables
 from adaptspec.types import DraftContext, DraftTree
@@ -51,11 +52,8 @@ class TreeFlash(BlockDrafter):
         backbone: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(path, max_depth=max_depth, window=window, backbone=backbone)
-        for name, value in (("width", width), ("successors", successors)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise ValueError(f"{name} must be a whole number in [1, {MOST}], got {value!r}")
-        self.width = width
-        self.successors = successors
+        self.width = whole_number("width", width, 1, MOST)
+        self.successors = whole_number("successors", successors, 1, MOST)
 
     @staticmethod
     def budget_of(tree_size: int) -> int:
@@ -64,9 +62,7 @@ class TreeFlash(BlockDrafter):
         Raises:
             ValueError: a size below 1.
         """
-        if tree_size < 1:
-            raise ValueError(f"tree_size must be >= 1, got {tree_size}")
-        return tree_size - 1
+        return whole_number("tree_size", tree_size, 1) - 1
 
     def _draft(self, context: DraftContext, hidden: torch.Tensor, *, budget: int) -> DraftTree:
         import torch

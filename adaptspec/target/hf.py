@@ -20,6 +20,7 @@ from adaptspec.target.rows import top_ids
 from adaptspec.target.static_forward import FixedCache
 from adaptspec.target.tree_kernel import MOST_ROWS, tree_forward, uses_kernel
 from adaptspec.target.trunk import Trunk
+from adaptspec.target.views import headless
 from adaptspec.types import DraftTree, ExtraRows, PairedRows
 
 _PROBED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -71,6 +72,7 @@ class HFTarget(Target):
         self._tapped: dict[int, torch.Tensor] = {}
         self._trunk: Trunk | None = None
         self._views: dict[tuple[int, int], torch.nn.Module] = {}
+        self._headless: torch.nn.Module | None = None
         self._kernel = uses_kernel(model, self.layout)
         self._capture = choose_capture(model, self.layout, graphs)
         self._graphs: GraphedModel | None = None  # while a sequence is open on its cache
@@ -159,7 +161,10 @@ class HFTarget(Target):
         return Scored(logits[:rows], features, None if extra is None else logits[rows:])
 
     def _score_paired(self, root: int, tree: DraftTree, extra: PairedRows) -> Scored:
-        """`score` with paired rows in the same pass, which differs from one without them by rounding only."""
+        """`score` with paired rows in the same pass, which differs from one without them by rounding only.
+
+        Rows hidden by a mask still spoil a pass with NaN or infinite states, so it is then run again without them.
+        """
         self._check_tap(extra)
         self._take_trunk()
         ids, depths, visible = tree_rows(root, tree)
@@ -171,8 +176,12 @@ class HFTarget(Target):
         blind[rows : rows + prompts] = True
         kept = torch.arange(rows, device=self.device)
         logits = self._forward(vectors, depths, visible, logits_to_keep=kept, blind=blind)
+        added = self._tapped[extra.tap][rows:]
+        if not bool(torch.isfinite(added).all()):
+            self._open_cache().set_length(self.length)
+            return self.score(root, tree)
         features = {layer: hidden[:rows] for layer, hidden in self._tapped.items()}
-        return Scored(logits, features, paired=self._tapped[extra.tap][rows + prompts :])
+        return Scored(logits, features, paired=added[prompts:])
 
     @torch.inference_mode()
     def paired(self, token: int, extra: PairedRows) -> torch.Tensor:
@@ -186,8 +195,10 @@ class HFTarget(Target):
         )
         vectors = torch.cat([self._vectors(extra.prompts), self._vectors(extra.embed(np.array([token])))])
         blind = np.arange(prompts + 1) < prompts
+        if self._headless is None:
+            self._headless = headless(self.model)  # nobody asks for logits
         try:
-            self._forward(vectors, depths[1:], visible[1:, 1:], logits_to_keep=1, blind=blind)
+            self._forward(vectors, depths[1:], visible[1:, 1:], logits_to_keep=1, blind=blind, model=self._headless)
         finally:
             self._open_cache().set_length(self.length)
         return self._tapped[extra.tap][-1]

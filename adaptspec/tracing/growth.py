@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -43,12 +45,12 @@ class GrowthRecords:
     prompts: np.ndarray
 
     def __post_init__(self) -> None:
-        count, shape = len(self.features), (len(DEPTHS), len(SIZES))
+        count, shape = self.features.shape[:1], (len(DEPTHS), len(SIZES))
         for name, wanted in (
-            ("features", (count, len(DEPTHS), FEATURES)),
-            ("accepted", (count, *shape)),
-            ("seconds", (count, *shape)),
-            ("prompts", (count,)),
+            ("features", (*count, len(DEPTHS), FEATURES)),
+            ("accepted", (*count, *shape)),
+            ("seconds", (*count, *shape)),
+            ("prompts", count),
         ):
             if getattr(self, name).shape != wanted:
                 raise ValueError(f"{name} must have shape {list(wanted)}, got {list(getattr(self, name).shape)}")
@@ -67,11 +69,11 @@ def read_growth(path: str | os.PathLike[str]) -> GrowthRecords:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} holds no records of growing trees: {error}") from error
-    if int(arrays.pop("version", 0)) != VERSION or set(arrays) != set(GrowthRecords.__slots__):
+    if arrays.pop("version", np.zeros(0)).tolist() != VERSION or set(arrays) != set(GrowthRecords.__slots__):
         raise ValueError(f"{path} holds no records of growing trees of version {VERSION}")
     return GrowthRecords(**arrays)
 

@@ -15,7 +15,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from adaptspec.drafters.early_exit.skipped import SkippedLayers
+from adaptspec.drafters.early_exit.skipped import SkippedLayers, middle_layers
+from adaptspec.target.compat import attention_implementation
 from adaptspec.target.hf import HFTarget
 from adaptspec.types import DraftTree
 
@@ -132,7 +133,7 @@ class Agreement:
     text before it, and itself.
 
     Args:
-        target: the whole model; used one text at a time.
+        target: the whole model; texts are read on a cache of their own, since one that graphs run on cannot grow.
         texts: int64 [T] each, and how many tokens of each are a prompt: only what follows counts.
 
     Raises:
@@ -147,7 +148,7 @@ class Agreement:
                 raise ValueError(
                     f"a text must hold a prompt and an answer, got {len(tokens)} tokens, {prompt} of prompt"
                 )
-        self._target = target
+        self._target = HFTarget(target.model, graphs=False)
         self._texts = texts
 
     @torch.inference_mode()
@@ -178,13 +179,14 @@ class Agreement:
         assert cache is not None
         cache.reserve(length + rows)
         positions = torch.arange(start, stop)
-        output = view(
-            input_ids=ids[None, start:stop].to(target.device),
-            position_ids=positions[None].to(target.device),
-            attention_mask=self._masks(positions),
-            use_cache=True,
-            **{target.layout.cache_argument: cache},
-        )
+        with attention_implementation(target.model.config, target.layout.attention):
+            output = view(
+                input_ids=ids[None, start:stop].to(target.device),
+                position_ids=positions[None].to(target.device),
+                attention_mask=self._masks(positions),
+                use_cache=True,
+                **{target.layout.cache_argument: cache},
+            )
         target.rollback(length)
         return output.logits[0].argmax(dim=-1).cpu().numpy()
 
@@ -253,7 +255,7 @@ def search_layers(
     agreement = Agreement(target, texts)
     rng = np.random.default_rng(seed)
     middle = np.zeros((2, layers), dtype=bool)
-    middle[:, layers // 4 + 1 : layers - layers // 4 : 2] = True
+    middle[:, middle_layers(layers)] = True
     seen: set[bytes] = set()
     best: Found | None = None
     chosen = middle

@@ -350,7 +350,7 @@ def test_folders_hold_all_of_it(model: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_DRAFTERS)
 def test_without_weights_it_says_how_to_get_some(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adaptspec.drafters.block.weights.shipped_folder", lambda name: None)
+    monkeypatch.setattr("adaptspec.drafters.cell_weights.shipped_folder", lambda name: None)
     kind = "dflash" if name == "ddtree" else name
     message = f"{name} has no weights for this target: none are shipped; train some with `adaptspec train {kind}`"
     with pytest.raises(ValueError, match=message):
@@ -361,23 +361,33 @@ def test_without_weights_it_says_how_to_get_some(name: str, model: Any, monkeypa
     ("name", "options", "message"),
     [
         ("dflash", {"tree": "chian"}, "unknown tree 'chian'; did you mean 'chain'"),
-        ("dflash", {"max_depth": 0}, "max_depth must be a whole number >= 1 or None, got 0"),
-        ("dflash", {"window": 1.5}, "window must be a whole number >= 1 or None, got 1.5"),
+        ("dflash", {"max_depth": 0}, "max_depth must be >= 1, got 0"),
+        ("dflash", {"window": 1.5}, "window must be a whole number >= 1, got 1.5"),
         ("dflash", {"siblings": "without-replacement"}, "unknown siblings 'without-replacement'"),
         ("dflash", {"verify_seconds": [1.0]}, "verify_seconds is an option of tree='best-first'"),
         ("dflash", {"backbone": "x"}, "unknown option of drafter 'dflash': 'backbone'"),
         ("ddtree", {"siblings": "iid"}, "siblings of a tree must be 'deterministic', got 'iid'"),
-        ("ddtree", {"draft_seconds": -1.0}, "draft_seconds must be >= 0"),
-        ("treeflash", {"width": 33}, r"width must be a whole number in \[1, 32\], got 33"),
-        ("treeflash", {"successors": 0}, "successors must be a whole number in"),
-        ("taps", {"beam": 0}, "beam must be a whole number >= 1, got 0"),
+        ("ddtree", {"draft_seconds": -1.0}, "draft_seconds must be a number in"),
+        ("treeflash", {"width": 33}, r"width must be in \[1, 32\], got 33"),
+        ("treeflash", {"successors": 0}, "successors must be in"),
+        ("taps", {"beam": 0}, "beam must be >= 1, got 0"),
         ("taps", {"candidates": True}, "candidates must be a whole number >= 1, got True"),
-        ("taps", {"depth_penalty": -0.1}, "depth_penalty must be >= 0 and finite, got -0.1"),
+        ("taps", {"depth_penalty": -0.1}, "depth_penalty must be a number in .*, got -0.1"),
+        ("taps", {"depth_penalty": "x"}, "depth_penalty must be a number in .*, got 'x'"),
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_drafter(name, **options)
+
+
+@pytest.mark.parametrize("name", BLOCK_DRAFTERS)
+def test_weights_that_are_no_numbers_are_refused(name: str, model: Any) -> None:
+    module = tiny_block(name)
+    with torch.no_grad():
+        next(iter(module.parameters())).view(-1)[0] = np.nan
+    with pytest.raises(ValueError, match="has NaN or infinite values in the tensors"):
+        make_drafter(name, path=module).bind(HFTarget(model))
 
 
 def test_modules_that_do_not_fit(model: Any) -> None:
@@ -402,6 +412,9 @@ def test_modules_that_do_not_fit(model: Any) -> None:
         ({"sliding_layers": (0,)}, "sliding_layers need a sliding_window"),
         ({"sliding_window": 4, "sliding_layers": (2,)}, r"sliding_layers must be in \[0, 2\), got 2"),
         ({"rope_theta": 0.0}, "rms_norm_eps and rope_theta must be > 0"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps and rope_theta must be > 0 and finite, got 'x'"),
+        ({"rope_scaling": 2}, "rope_scaling must be a mapping or None, got 2"),
+        ({"taps": None}, "taps must be a list of layers, got None"),
     ],
 )
 def test_impossible_backbones(changes: dict[str, Any], message: str) -> None:

@@ -172,6 +172,10 @@ def test_layers_that_are_not_named_are_spread(model: Any, tmp_path: Path) -> Non
         ("treeflash", {"-": ["ar_approximation.ug.bias"]}, "lacks the tensors ar_approximation.ug.bias"),
         ("treeflash", {"-": ["ar_approximation.d.weight"]}, "without it, it is a checkpoint of dflash"),
         ("treeflash", {"treeflash_config": {"ar_approximation": "gru"}}, "must be 'swiglu', got 'gru'"),
+        ("treeflash", {"treeflash_config": [1]}, r"treeflash_config of config.json must be an object, got \[1\]"),
+        ("dflash", {"rms_norm_eps": "x"}, "rms_norm_eps of config.json must be a number > 0, got 'x'"),
+        ("dflash", {"rope_scaling": [1]}, r"rope_scaling of config.json must be an object, got \[1\]"),
+        ("dflash", {"rope_theta": {"a": 1}}, "rope_theta of config.json must be a number, got {'a': 1}"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(kind: str, change: dict[str, Any], message: str, model: Any, tmp_path: Path) -> None:

@@ -125,6 +125,25 @@ def test_in_one_pass_ordinary_rows_do_not_depend_on_the_added_ones(model: Any, c
     assert torch.allclose(beside, opened(model).score(PROMPT[-1], TREE).logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_added_rows_that_are_no_numbers_do_not_spoil_the_others(value: float, model: Any, cell: Any) -> None:
+    """A mask adds to scores, and NaN plus anything is NaN."""
+    target, rows = opened(model), rows_of(model, cell)
+    prompts = rows.prompts.clone()
+    prompts[1, 0] = value
+    scored = target.score(PROMPT[-1], TREE, PairedRows(prompts, rows.embed, rows.tap))
+    assert scored.paired is None
+    assert torch.equal(scored.logits, opened(model).score(PROMPT[-1], TREE).logits)
+    path = np.array([0, 2])
+    target.commit(path)
+    plain = HFTarget(model)
+    text = [*PROMPT, *TREE.token_ids[path].tolist()]
+    plain.prefill(torch.tensor(text))
+    assert torch.allclose(
+        target.score(9, DraftTree.empty()).logits, plain.score(9, DraftTree.empty()).logits, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("fault", ["nodes see soft prompts", "nodes see their own contemplate row"])
 def test_rows_that_are_seen_are_noticed(fault: str, model: Any, cell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     right = hf.pair_rows
@@ -268,7 +287,35 @@ def test_a_tree_of_another_arm_leaves_no_room(model: Any, cell: Any) -> None:
     )
 
 
+def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
+    broken = tiny_confu_cell()
+    with torch.no_grad():
+        broken.contemplates.weight[0, 0] = np.nan
+    drafter = make_drafter("confu", path=broken)
+    with pytest.raises(ValueError, match="has NaN or infinite values in the tensors contemplates.weight"):
+        drafter.bind(HFTarget(model))
+
+
+def test_a_context_that_holds_no_soft_prompts(cell: Any) -> None:
+    model = tiny_llama()
+    model.config.max_position_embeddings = PROMPTS
+    drafter = make_drafter("confu", path=cell)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="confu has 3 soft prompts, the target's context 3 positions"):
+            drafter.bind(HFTarget(model))
+
+
+def test_apart_computes_no_logits(model: Any, cell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = opened(model)
+    calls: list[int] = []
+    monkeypatch.setattr(model.lm_head, "forward", lambda hidden: calls.append(1))
+    target.paired(PROMPT[-2], rows_of(model, cell))
+    assert not calls
+
+
 def test_bad_options(model: Any, cell: Any) -> None:
+    with pytest.raises(ValueError, match="max_depth must be a whole number >= 1, got 2.5"):
+        make_drafter("confu", max_depth=2.5)
     with pytest.raises(ValueError, match="unknown contemplate 'pair'; did you mean 'paired'"):
         make_drafter("confu", contemplate="pair")
     with pytest.raises(ValueError, match="confu has no weights for this target"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +228,25 @@ def test_weights_are_saved_and_checked(tmp_path: Path) -> None:
         load(tiny_adapters("cats", exits=(1, 4)))
     with pytest.raises(ValueError, match="has hidden_size 16, the target 32"):
         load(tiny_adapters("cats", hidden_size=16))
+    broken = tiny_adapters("cats")
+    with torch.no_grad():
+        broken.exits[1].norm.weight[0] = math.inf
+    with pytest.raises(ValueError, match="has NaN or infinite values in the tensors exits.1.norm.weight"):
+        load(broken)
     for change, message in (
+        ({"exits": (1, "3")}, "exits must be a whole number >= 1, got '3'"),
+        ({"exits": (1, 2.5)}, "exits must be a whole number >= 1, got 2.5"),
+        ({"kind": ["cats"]}, "unknown kind of adapter"),
+        ({"rope_theta": "x"}, "rope_theta must be > 0 and finite, got 1e-06 and 'x'"),
+        ({"rope_scaling": [1]}, r"rope_scaling must be a mapping or None, got \[1\]"),
         ({"exits": (3, 1)}, r"exits of 'cats' must be 2 ascending layers, got \[3, 1\]"),
         ({"kind": "cat"}, "unknown kind of adapter 'cat'; did you mean 'cats'"),
         ({"head_dim": 0}, "head_dim must be a whole number >= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             AdapterConfig(**{**adapters.config.to_dict(), **change})
+    with pytest.raises(ValueError, match="rope_scaling of type 'linear' is damaged: .*factor"):
+        tiny_adapters("cats", rope_scaling={"rope_type": "linear"})
     with pytest.raises(ValueError, match="lacks head_dim"):
         AdapterConfig.from_dict({k: v for k, v in adapters.config.to_dict().items() if k != "head_dim"})
 
@@ -300,6 +313,9 @@ def test_a_file_of_skipped_layers(tmp_path: Path) -> None:
         ("{}", "is no file of skipped layers"),
         (path.read_text().replace('"version": 1', '"version": 9'), "version must be 1, got 9"),
         (path.read_text().replace('"mlp"', '"lmp"'), "mlp must be lists of layers"),
+        (edited(path, mlp=["a"]), "bad.json is damaged: mlp must hold whole numbers >= 0, got 'a'"),
+        (edited(path, target={**target_fingerprint(model), "weights": [["a"] * 16]}), "must be lists of numbers"),
+        (edited(path, target={**target_fingerprint(model), "weights": None}), "must be lists of numbers"),
     ):
         (tmp_path / "bad.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
@@ -312,6 +328,30 @@ def test_a_file_of_skipped_layers(tmp_path: Path) -> None:
         SkippedLayers(tuple(range(4)), tuple(range(4))).view(target)
     with pytest.raises(ValueError, match="mlp must hold whole numbers >= 0, got -1"):
         SkippedLayers((), (-1,))
+
+
+def edited(path: Path, **changes: Any) -> str:
+    return json.dumps({**json.loads(path.read_text()), **changes})
+
+
+def test_what_is_bound_is_kept_from_request_to_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = zeroed((1,), (3,)), FAMILIES["llama"]("sdpa")
+    path = tmp_path / "layers.json"
+    save_skipped(path, SkippedLayers((1,), (3,)), {"target": target_fingerprint(model)})
+    drafter = make_drafter(f"draft-verify:{path}")
+    for vocab in (("full",), ("full", "microspec:64")):
+        drafter.use_vocab(vocab)
+        drafter.bind(HFTarget(model))
+        view = drafter._view
+        drafter.bind(target := HFTarget(model))
+        assert drafter._view is view and drafter._target is target
+    path.unlink()
+    drafter.bind(HFTarget(model))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            drafter.bind(HFTarget(other))
+    with pytest.raises(FileNotFoundError):  # of what was bound before the failure nothing is trusted
+        drafter.bind(HFTarget(model))
 
 
 def observe(drafter: Drafter, tree: DraftTree, accepted: int) -> None:
@@ -341,6 +381,11 @@ def test_the_threshold_follows_acceptance() -> None:
         drafter._drafts = {tuple(tree.token_ids.tolist()): True}  # ended by the threshold
         observe(drafter, tree, 4)
     assert before - 0.0031 < drafter.threshold < before
+    drafter._threshold = 0.9895
+    for _ in range(3):
+        drafter._drafts = {tuple(tree.token_ids.tolist()): True}
+        observe(drafter, tree, 0)
+    assert drafter.threshold == 0.99, "at 1 nothing would be drafted any more"
     state = drafter.state_dict()
     other = make_drafter("draft-verify")
     other.load_state_dict(state)
@@ -352,15 +397,23 @@ def test_the_threshold_follows_acceptance() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("layer-skip", {"exit": 0}, "exit must be a whole number >= 1, got 0"),
+        ("layer-skip", {"exit": 0}, "exit must be >= 1, got 0"),
         ("layer-skip", {"exit": 2, "skip": [1]}, "give either skip or exit"),
         ("layer-skip", {"max_depth": 0}, "max_depth must be >= 1, got 0"),
         ("kangaroo", {"min_confidence": 1.0}, r"min_confidence must be in \[0, 1\), got 1.0"),
         ("kangaroo", {"max_depth": 0}, "max_depth must be >= 1, got 0"),
         ("cats", {"branching": 0}, r"branching must be in \[1, 32\], got 0"),
-        ("cats", {"bonus": -1.0}, "bonus must be >= 0 and finite, got -1.0"),
+        ("cats", {"bonus": -1.0}, "bonus must be a number in .*, got -1.0"),
         ("cats-chain", {"branching": 2}, "branching of a chain must be 1, got 2"),
         ("cats-eagle", {"min_probability": 0.0}, r"min_probability must be in \(0, 1\], got 0.0"),
+        ("kangaroo", {"max_depth": 2.5}, "max_depth must be a whole number >= 1, got 2.5"),
+        ("kangaroo", {"exit": "3"}, "exit must be a whole number >= 1, got '3'"),
+        ("kangaroo", {"min_confidence": "0.5"}, r"min_confidence must be in \[0, 1\), got '0.5'"),
+        ("cats", {"max_depth": math.nan}, "max_depth must be a whole number >= 1, got nan"),
+        ("cats", {"branching": 2.5}, r"branching must be a whole number in \[1, 32\], got 2.5"),
+        ("cats", {"bonus": None}, "bonus must be a number in .*, got None"),
+        ("layer-skip", {"skip": 2}, "skip must be 'auto' or layer numbers, got 2"),
+        ("draft-verify", {"threshold": None}, r"threshold must be in \[0, 1\), got None"),
         ("draft-verify", {"step": 1.0}, r"step must be in \[0, 1\), got 1.0"),
     ],
 )

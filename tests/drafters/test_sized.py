@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from adaptspec.drafters import make_drafter
 from adaptspec.drafters.cell_weights import target_fingerprint
@@ -137,7 +139,7 @@ def test_bad_files_and_drafters(tmp_path: Path) -> None:
     for text, message in (
         ("x", "is no static tree"),
         ("{}", "is no static tree of version 1"),
-        (damaged, "depth must be a whole number >= 1, got 0"),
+        (damaged, "is damaged: depth must be >= 1, got 0"),
     ):
         (tmp_path / "bad.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
@@ -153,8 +155,18 @@ def test_bad_files_and_drafters(tmp_path: Path) -> None:
         make_drafter("griffin-gs", path=StaticTree(5, 5), drafter=griffin(3))
     with pytest.raises(ValueError, match="drafter 'griffin-gs' needs a path"):
         make_drafter("griffin-gs")
+    with pytest.raises(FileNotFoundError, match="adaptspec train griffin-gs"):
+        make_drafter("griffin-gs", path=tmp_path)
+    for nothing in (0, ""):
+        with pytest.raises(ValueError, match="drafter"):
+            make_drafter("griffin-gs", path=StaticTree(2, 5), drafter=nothing)
+    save_file({"weight": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(ValueError, match="holds no draft policies of version 1"):
+        make_drafter("griffin-ltd", path=tmp_path / "foreign.safetensors")
     arrays = random_policies().arrays()
     with pytest.raises(ValueError, match="the policies lack mean"):
         DraftPolicies.of({k: v for k, v in arrays.items() if k != "mean"}, drafter="griffin", card={})
     with pytest.raises(ValueError, match=r"size.out must be finite numbers \[24, 5\], got \[3, 5\]"):
         DraftPolicies.of({**arrays, "size.out": np.zeros((3, 5))}, drafter="griffin", card={})
+    with pytest.raises(ValueError, match=r"depth.hidden must be finite numbers \[1, 34\]"):
+        DraftPolicies.of({**arrays, "depth.hidden_bias": np.zeros(())}, drafter="griffin", card={})

@@ -18,6 +18,7 @@ from adaptspec.training.layer_search import (
     tokens_per_second,
 )
 from tests.target.families import FAMILIES, VOCAB
+from tests.target.tape import TapeCapture
 
 SECONDS = PassSeconds(rest=1.0, attention=1.0, mlp=2.0, verify_row=0.1)
 
@@ -59,6 +60,15 @@ def test_agreement_is_that_of_first_draft_tokens(family: str) -> None:
                 count += 1
     assert shares[2] == pytest.approx(hits / count)
     assert shares[2] < 0.9
+
+
+def test_texts_longer_than_the_memory_of_graphs() -> None:
+    """Long texts are read in a target that replays graphs as in one that does not."""
+    model = zeroed()
+    long = [((np.arange(200) * 13 + 5) % VOCAB, 6)]
+    candidates = [SkippedLayers(), SkippedLayers((1,), (1,))]
+    shares = Agreement(HFTarget(model, graphs=TapeCapture()), long).shares(candidates)
+    assert shares == Agreement(HFTarget(model), long).shares(candidates) and shares[0] == 1.0
 
 
 def test_what_is_free_is_found() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from adaptspec.drafters.cells.config import check_attention, check_size
 from adaptspec.names import unknown_name
 
 _SIZES = (
@@ -56,26 +57,20 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            _check_whole(name, getattr(self, name), least=1)
-        _check_whole("block_size", self.block_size, least=2)
+            check_size(name, getattr(self, name))
+        check_size("block_size", self.block_size, least=2)
         if self.mask_token_id is not None:
-            _check_whole("mask_token_id", self.mask_token_id, least=0)
+            check_size("mask_token_id", self.mask_token_id, least=0)
         object.__setattr__(self, "taps", tuple(self.taps))
         if not self.taps:
             raise ValueError("taps must name at least one layer of the target, got none")
         for tap in self.taps:
-            _check_whole("taps", tap, least=1)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, "
-                f"got {self.num_attention_heads} and {self.num_key_value_heads}"
-            )
+            check_size("taps", tap)
+        check_attention(self)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if not self.rms_norm_eps > 0 or not self.rope_theta > 0:
-            raise ValueError(f"rms_norm_eps and rope_theta must be > 0, got {self.rms_norm_eps} and {self.rope_theta}")
         if self.sliding_window is not None:
-            _check_whole("sliding_window", self.sliding_window, least=1)
+            check_size("sliding_window", self.sliding_window)
         if self.sliding_layers is not None:
             object.__setattr__(self, "sliding_layers", tuple(self.sliding_layers))
             if bad := [layer for layer in self.sliding_layers if layer not in range(self.num_layers)]:
@@ -109,12 +104,7 @@ class BackboneConfig:
                 raise unknown_name("field of a backbone's config", name, names)
         if missing := [name for name in (*_SIZES[:5], "taps") if name not in values]:
             raise ValueError(f"the config of a backbone lacks {', '.join(missing)}")
-        for name in ("taps", "sliding_layers"):
-            if not isinstance(values.get(name), (list, tuple, type(None))):
+        for name, allowed in (("taps", (list, tuple)), ("sliding_layers", (list, tuple, type(None)))):
+            if not isinstance(values.get(name), allowed):
                 raise ValueError(f"{name} must be a list of layers, got {values[name]!r}")
         return cls(**values)
-
-
-def _check_whole(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from adaptspec.drafters.block.backbone import Backbone
 from adaptspec.drafters.block.config import BackboneConfig
 from adaptspec.drafters.block.scorer import PrefixScorer, ScorerConfig, TapsModel
 from adaptspec.drafters.block.transition import TransitionConfig, TransitionCorrection, TreeFlashModel
-from adaptspec.drafters.cell_weights import check_target
+from adaptspec.drafters.cell_weights import check_target, shipped_for
 from adaptspec.drafters.target_parts import TargetParts, target_parts
+from adaptspec.drafters.tensors import check_finite, fill
 from adaptspec.names import unknown_name
 from adaptspec.pretrained import is_weights_folder, load_weights, read_card, save_weights, shipped_folder
 from adaptspec.target.hf import HFTarget
@@ -103,7 +103,7 @@ def load_backbone(folder: str | os.PathLike[str]) -> tuple[Backbone, dict[str, A
     if card.get("kind") != BACKBONE:
         raise ValueError(f"{folder} holds weights of kind {card.get('kind')!r}, a backbone is {BACKBONE!r}")
     backbone = Backbone(BackboneConfig.from_dict(card.get("config", {})))
-    _fill(backbone, tensors, where=str(folder))
+    fill(backbone, tensors, where=str(folder))
     return backbone, card
 
 
@@ -138,7 +138,8 @@ def load_block(
     if isinstance(source, nn.Module):
         where, module = f"the module of {name}", copy.deepcopy(source)
     elif source is None:
-        where, module = _shipped(kind, name=name, target=target, backbone=backbone)
+        folder = shipped_for(target, kind, name=name, command=f"adaptspec train {kind}")
+        where, module = str(folder), _from_folder(folder, kind=kind, name=name, target=target, backbone=backbone)
     elif is_weights_folder(source):
         where, module = str(source), _from_folder(Path(source), kind=kind, name=name, target=target, backbone=backbone)
     else:
@@ -153,6 +154,7 @@ def load_block(
     if not isinstance(module, expected):
         raise ValueError(f"{name} needs {expected.__name__}, got {type(module).__name__}")
     _check(backbone_of(module).config, parts, where=where)
+    check_finite(module.state_dict().items(), where=where)
     return module
 
 
@@ -161,18 +163,6 @@ def backbone_of(module: nn.Module) -> Backbone:
     found = module if isinstance(module, Backbone) else module.model
     assert isinstance(found, Backbone)
     return found
-
-
-def _shipped(kind: str, *, name: str, target: HFTarget, backbone: Any) -> tuple[str, nn.Module]:
-    advice = f"train some with `adaptspec train {kind}` or write '{name}:FOLDER'"
-    folder = shipped_folder(kind)
-    if folder is None:
-        raise ValueError(f"{name} has no weights for this target: none are shipped; {advice}")
-    try:
-        check_target(read_card(folder), target, where=str(folder))
-    except ValueError as error:
-        raise ValueError(f"{name} has no weights for this target: {error}; {advice}") from error
-    return str(folder), _from_folder(folder, kind=kind, name=name, target=target, backbone=backbone)
 
 
 def _from_folder(folder: Path, *, kind: str, name: str, target: HFTarget, backbone: Any) -> nn.Module:
@@ -190,7 +180,7 @@ def _from_folder(folder: Path, *, kind: str, name: str, target: HFTarget, backbo
             f"{folder}: config of the card must hold {', '.join(config_class.__slots__)}, got {config!r:.200}"
         )
     module = module_class(config_class(**config))
-    _fill(module, tensors, where=str(folder))
+    fill(module, tensors, where=str(folder))
     found = _find_backbone(folder, str(card.get("backbone")), backbone)
     return whole_class(load_backbone(found)[0], module)
 
@@ -208,21 +198,6 @@ def _find_backbone(folder: Path, fingerprint: str, given: str | os.PathLike[str]
         f"{folder} was trained on the backbone {fingerprint[:12]}, which is in none of "
         f"{', '.join(map(str, places))}; give its folder with backbone="
     )
-
-
-def _fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-    expected = module.state_dict()
-    for problem, names in (
-        ("lacks the tensors", expected.keys() - tensors.keys()),
-        ("holds unknown tensors", tensors.keys() - expected.keys()),
-        (
-            "has tensors of another shape",
-            {n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape},
-        ),
-    ):
-        if names:
-            raise ValueError(f"{where} {problem} {', '.join(sorted(names))}")
-    module.load_state_dict(dict(tensors))
 
 
 def _check(config: BackboneConfig, parts: TargetParts, *, where: str) -> None:

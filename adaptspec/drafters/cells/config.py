@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 from adaptspec.names import unknown_name
@@ -74,28 +75,22 @@ class CellConfig:
     mixed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise unknown_name("kind of cell", self.kind, KINDS)
         for name in _SIZES:
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name in ("draft_vocab_size", "rotary_dim", "sliding_window", "soft_prompts", "contemplates", "mixed"):
             if getattr(self, name) is not None:
-                _check_size(name, getattr(self, name))
+                check_size(name, getattr(self, name))
         object.__setattr__(self, "taps", tuple(self.taps))
         if not self.taps:
             raise ValueError("taps must name at least one layer of the target, got none")
         for tap in self.taps:
-            _check_size("taps", tap)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads must be a multiple of num_key_value_heads, "
-                f"got {self.num_attention_heads} and {self.num_key_value_heads}"
-            )
+            check_size("taps", tap)
+        check_attention(self)
         rotated = self.rotary_dim or self.head_dim
         if rotated % 2 or rotated > self.head_dim:
             raise ValueError(f"rotary_dim must be even and at most head_dim = {self.head_dim}, got {rotated}")
-        if not self.rms_norm_eps > 0 or not self.rope_theta > 0:
-            raise ValueError(f"rms_norm_eps and rope_theta must be > 0, got {self.rms_norm_eps} and {self.rope_theta}")
         if self.kind not in _FUSING and len(self.taps) != 1:
             raise ValueError(f"a cell of kind {self.kind!r} takes one tap, got {list(self.taps)}")
         if self.final_norm and len(self.taps) != 1:
@@ -151,6 +146,22 @@ _ONLY = {
 }
 
 
-def _check_size(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+def check_size(name: str, value: Any, *, least: int = 1) -> None:
+    """Raise ValueError unless a field is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+
+def check_attention(config: Any) -> None:
+    """Raise ValueError unless the fields that configs of all drafters share fit each other: `num_attention_heads`,
+    `num_key_value_heads`, `rms_norm_eps`, `rope_theta` and `rope_scaling`. Sizes have been checked before."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads must be a multiple of num_key_value_heads, "
+            f"got {config.num_attention_heads} and {config.num_key_value_heads}"
+        )
+    numbers = (config.rms_norm_eps, config.rope_theta)
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < inf for n in numbers):
+        raise ValueError(f"rms_norm_eps and rope_theta must be > 0 and finite, got {numbers[0]!r} and {numbers[1]!r}")
+    if config.rope_scaling is not None and not isinstance(config.rope_scaling, Mapping):
+        raise ValueError(f"rope_scaling must be a mapping or None, got {config.rope_scaling!r}")

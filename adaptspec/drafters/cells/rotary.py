@@ -59,7 +59,7 @@ def rotary_frequencies(dim: int, theta: float, scaling: Mapping[str, Any] | None
         scaling: as in transformers configs ("rope_type" or "type": linear, llama3 or yarn, and its values), or None.
 
     Raises:
-        ValueError: another kind of scaling.
+        ValueError: another kind of scaling, or one that lacks a value of its kind.
     """
     options = dict(scaling or {})
     kind = options.pop("type", None)
@@ -71,16 +71,19 @@ def rotary_frequencies(dim: int, theta: float, scaling: Mapping[str, Any] | None
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    embedding = LlamaRotaryEmbedding(
-        LlamaConfig(
-            hidden_size=dim,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=dim,
-            max_position_embeddings=2**20,  # the scalings above look at their own original length
-            rope_parameters={**options, "rope_type": kind, "rope_theta": theta},
+    try:
+        embedding = LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=dim,
+                num_attention_heads=1,
+                num_key_value_heads=1,
+                head_dim=dim,
+                max_position_embeddings=2**20,  # the scalings above look at their own original length
+                rope_parameters={**options, "rope_type": kind, "rope_theta": theta},
+            )
         )
-    )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"rope_scaling of type {kind!r} is damaged: {error}") from error
     return embedding.inv_freq.float().clone(), float(embedding.attention_scaling)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,11 +64,34 @@ def whole(checkpoint: Checkpoint, config: Mapping[str, Any], *names: str, defaul
     return default
 
 
+def epsilon(checkpoint: Checkpoint, config: Mapping[str, Any], *names: str) -> float:
+    """Of RMS norms: the first of the entries `names`, by default `rms_norm_eps`; 1e-6 if none is there.
+
+    Raises:
+        ValueError: it is no number > 0.
+    """
+    found = [config[name] for name in names or ("rms_norm_eps",) if config.get(name) is not None]
+    value = found[0] if found else 1e-6
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise ValueError(f"{checkpoint.where}: rms_norm_eps of config.json must be a number > 0, got {value!r}")
+    return float(value)
+
+
 def rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """Base and scaling of rotary embeddings, from old entries (`rope_theta`, `rope_scaling`) or `rope_parameters`."""
+    """Base and scaling of rotary embeddings, from old entries (`rope_theta`, `rope_scaling`) or `rope_parameters`.
+
+    Raises:
+        ValueError: they are no number and no object.
+    """
     parameters = config.get("rope_parameters") or {}
-    scaling = dict(config.get("rope_scaling") or parameters)
-    theta = float(config.get("rope_theta") or scaling.get("rope_theta") or 10_000.0)
+    scaling = config.get("rope_scaling") or parameters
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"rope_scaling of config.json must be an object, got {scaling!r:.80}")
+    scaling = dict(scaling)
+    theta = config.get("rope_theta") or scaling.get("rope_theta") or 10_000.0
+    if isinstance(theta, bool) or not isinstance(theta, int | float):
+        raise ValueError(f"rope_theta of config.json must be a number, got {theta!r:.80}")
+    theta = float(theta)
     kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
     if kind in ("default", "mrope"):  # sections of a multimodal embedding agree on text
         return theta, None

@@ -20,7 +20,16 @@ from adaptspec.drafters.block import (
     TransitionCorrection,
     TreeFlashModel,
 )
-from adaptspec.drafters.checkpoints.common import Extras, Facts, attention_sizes, check_hidden, own_matrix, rope, whole
+from adaptspec.drafters.checkpoints.common import (
+    Extras,
+    Facts,
+    attention_sizes,
+    check_hidden,
+    epsilon,
+    own_matrix,
+    rope,
+    whole,
+)
 from adaptspec.drafters.checkpoints.reader import Checkpoint, refuse_others, take
 
 _CORRECTION = "ar_approximation."
@@ -44,7 +53,7 @@ def load_dflash(checkpoint: Checkpoint, facts: Facts) -> tuple[Backbone, Extras]
 def load_treeflash(checkpoint: Checkpoint, facts: Facts) -> tuple[TreeFlashModel, Extras]:
     """A DFlash draft model with TreeFlash's correction; raises as `load_dflash`."""
     names = _plain(checkpoint)
-    options = checkpoint.config.get("treeflash_config") or {}
+    options = _options(checkpoint, "treeflash_config")
     kind = options.get("ar_approximation", checkpoint.config.get("ar_approximation", "swiglu"))
     if kind != "swiglu":
         raise ValueError(f"{checkpoint.where}: ar_approximation must be 'swiglu', got {kind!r}")
@@ -59,6 +68,14 @@ def load_treeflash(checkpoint: Checkpoint, facts: Facts) -> tuple[TreeFlashModel
     return model, Extras("treeflash", config=checkpoint.config)
 
 
+def _options(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+    """What a method's own entry of `config.json` holds."""
+    options = checkpoint.config.get(name) or {}
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{checkpoint.where}: {name} of config.json must be an object, got {options!r:.80}")
+    return options
+
+
 def _plain(checkpoint: Checkpoint) -> dict[str, str]:
     """Names in the checkpoint by name without a `model.` in front."""
     return {name.removeprefix("model."): name for name in checkpoint.names if not name.endswith("rotary_emb.inv_freq")}
@@ -70,9 +87,7 @@ def _config(checkpoint: Checkpoint, names: Mapping[str, str], facts: Facts) -> B
     check_hidden(checkpoint, hidden, facts)
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"{checkpoint.where}: hidden_act must be silu, got {config['hidden_act']!r}")
-    options = config.get("dflash_config") or {}
-    if not isinstance(options, Mapping):
-        raise ValueError(f"{checkpoint.where}: dflash_config of config.json must be an object, got {options!r:.80}")
+    options = _options(checkpoint, "dflash_config")
     mask = options.get("mask_token_id", config.get("mask_token_id"))
     rows = facts.vocab_size if facts.embeddings is None else len(facts.embeddings)
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < rows:
@@ -91,7 +106,7 @@ def _config(checkpoint: Checkpoint, names: Mapping[str, str], facts: Facts) -> B
         block_size=whole(checkpoint, config, "block_size"),
         taps=_taps(checkpoint, config, options, layers, facts),
         mask_token_id=mask,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=epsilon(checkpoint, config),
         rope_theta=theta,
         rope_scaling=scaling,
         attention_bias="layers.0.self_attn.q_proj.bias" in names,

@@ -19,6 +19,7 @@ from adaptspec.drafters.checkpoints.common import (
     attention_sizes,
     check_hidden,
     check_vocab,
+    epsilon,
     llama_names,
     rope,
     whole,
@@ -93,7 +94,7 @@ def load_hydra(checkpoint: Checkpoint, facts: Facts) -> tuple[HydraHeads, Extras
             "head_dim": attention["head_dim"],
             "intermediate_size": whole(checkpoint, config, "intermediate_size"),
             "rope_theta": rope(config)[0],
-            "eps": float(config.get("rms_norm_eps", 1e-6)),
+            "eps": epsilon(checkpoint, config),
         }
     bias = found.replace("weight", "bias") in names
     module = HydraHeads(

@@ -11,7 +11,7 @@ import torch
 from adaptspec.drafters.cells.attention import GroupedConfig, LatentConfig
 from adaptspec.drafters.cells.blocks import Block, BlockConfig
 from adaptspec.drafters.cells.experts import ExpertsConfig
-from adaptspec.drafters.checkpoints.common import rope, whole
+from adaptspec.drafters.checkpoints.common import epsilon, rope, whole
 from adaptspec.drafters.checkpoints.reader import Checkpoint, take
 
 _NORMS_BEHIND_ATTENTION = ("post_attention_layernorm", "pre_mlp_layernorm")
@@ -51,7 +51,7 @@ def block_config(checkpoint: Checkpoint, config: Mapping[str, Any], layer: Layer
     Raises:
         ValueError: attention or feed-forward layers of a kind that is not computed here.
     """
-    eps = float(config.get("rms_norm_eps", config.get("layernorm_epsilon", 1e-6)))
+    eps = epsilon(checkpoint, config, "rms_norm_eps", "layernorm_epsilon")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"{checkpoint.where}: hidden_act must be silu, got {config['hidden_act']!r}")
     if "self_attn.qkv_proj.weight" in layer.tensors:

@@ -10,6 +10,7 @@ import numpy as np
 
 from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.types import Observation
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Adapted(HeadedDrafter):
     def __init__(self, path: str | os.PathLike[str] | Adapters | None = None, *, exit: int | None = None) -> None:
         super().__init__()
         self.path = path
-        self.published_exit = exit
+        self.published_exit = None if exit is None else whole_number("exit", exit, 1)
         self._target: HFTarget | None = None
         self._exits: tuple[int, ...] = ()
         self._rows: tuple[AdapterRows, ...] = ()

@@ -11,7 +11,7 @@ from torch import nn
 
 from adaptspec.drafters.cells.base import Attention, RMSNorm
 from adaptspec.drafters.cells.cache import CellCache
-from adaptspec.drafters.cells.config import CellConfig
+from adaptspec.drafters.cells.config import CellConfig, check_size
 from adaptspec.drafters.cells.rotary import Rotary
 from adaptspec.names import unknown_name
 
@@ -40,10 +40,12 @@ class AdapterConfig:
     rope_scaling: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in EXITS:
+        if not isinstance(self.kind, str) or self.kind not in EXITS:
             raise unknown_name("kind of adapter", self.kind, EXITS)
         exits = tuple(self.exits)
         object.__setattr__(self, "exits", exits)
+        for exit in exits:
+            check_size("exits", exit)
         if len(exits) != EXITS[self.kind] or not all(a < b for a, b in zip(exits, exits[1:], strict=False)):
             raise ValueError(f"exits of {self.kind!r} must be {EXITS[self.kind]} ascending layers, got {list(exits)}")
         self.attention()  # checks sizes

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from adaptspec.drafters.cell_weights import check_target
+from adaptspec.drafters.cell_weights import check_target, shipped_for
 from adaptspec.drafters.early_exit.adapter import AdapterConfig, Adapters
 from adaptspec.drafters.target_parts import target_parts
-from adaptspec.pretrained import is_weights_folder, load_weights, read_card, save_weights, shipped_folder
+from adaptspec.drafters.tensors import check_finite, fill
+from adaptspec.pretrained import is_weights_folder, load_weights, read_card, save_weights
 from adaptspec.target.hf import HFTarget
 
 if TYPE_CHECKING:
@@ -66,14 +65,7 @@ def load_adapters(
     if isinstance(source, Adapters):
         where, adapters = f"the adapters of {name}", copy.deepcopy(source)
     elif source is None:
-        folder = shipped_folder(shipped)
-        hint = f"train some with `adaptspec train {kind}` or write '{name}:FOLDER'"
-        if folder is None:
-            raise ValueError(f"{name} has no weights for this target: none are shipped; {hint}")
-        try:
-            check_target(read_card(folder), target, where=str(folder))
-        except ValueError as error:
-            raise ValueError(f"{name} has no weights for this target: {error}; {hint}") from error
+        folder = shipped_for(target, shipped, name=name, command=f"adaptspec train {kind}")
         where, adapters = str(folder), _from_folder(folder)
     elif is_weights_folder(source):
         where = str(source)
@@ -92,6 +84,7 @@ def load_adapters(
         raise ValueError(f"{where} has hidden_size {config.hidden_size}, the target {parts.hidden_size}")
     if config.exits[-1] >= parts.layers:
         raise ValueError(f"{where} exits after the layers {list(config.exits)}, the target has {parts.layers}")
+    check_finite(adapters.state_dict().items(), where=where)
     return adapters
 
 
@@ -100,17 +93,3 @@ def _from_folder(folder: Path) -> Adapters:
     adapters = Adapters(AdapterConfig.from_dict(card.get("config", {})))
     fill(adapters, tensors, where=str(folder))
     return adapters
-
-
-def fill(adapters: Adapters, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-    """Load tensors. Raises ValueError that names those missing, unknown or of another shape."""
-    expected = adapters.state_dict()
-    wrong = {name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape}
-    for problem, names in (
-        ("lacks the tensors", expected.keys() - tensors.keys()),
-        ("holds unknown tensors", tensors.keys() - expected.keys()),
-        ("has tensors of another shape", wrong),
-    ):
-        if names:
-            raise ValueError(f"{where} {problem} {', '.join(sorted(names))}")
-    adapters.load_state_dict(dict(tensors))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from adaptspec.drafters.early_exit.adapted import Adapted
+from adaptspec.drafters.lookup import real_number, whole_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.types import DraftContext, DraftTree
 
@@ -78,17 +79,12 @@ class Cats(Adapted):
         bonus: float = 2.0,
     ) -> None:
         super().__init__(path)
-        self.branching = self.default_branching if branching is None else branching
-        if not 1 <= self.branching <= 32:
-            raise ValueError(f"branching must be in [1, 32], got {self.branching}")
+        branching = self.default_branching if branching is None else branching
+        self.branching = whole_number("branching", branching, 1, 32)
         if not self.tree and self.branching != 1:
             raise ValueError(f"branching of a chain must be 1, got {self.branching}")
-        if max_depth < 1:
-            raise ValueError(f"max_depth must be >= 1, got {max_depth}")
-        if not 0.0 <= bonus < math.inf:
-            raise ValueError(f"bonus must be >= 0 and finite, got {bonus}")
-        self.max_depth = max_depth
-        self.bonus = bonus
+        self.max_depth = whole_number("max_depth", max_depth, 1)
+        self.bonus = real_number("bonus", bonus, 0.0)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         target = self._open()

@@ -13,6 +13,7 @@ import numpy as np
 from adaptspec.drafters.base import Drafter, Needs
 from adaptspec.drafters.early_exit.adapted import Adapted
 from adaptspec.drafters.early_exit.cats import CatsTree
+from adaptspec.drafters.lookup import real_number
 from adaptspec.drafters.registry import make_drafter, register_drafter
 from adaptspec.trees import merge, prune, truncate
 from adaptspec.types import DraftContext, DraftTree, Observation
@@ -48,7 +49,7 @@ class CatsEagle(CatsTree):
         min_probability: float = 0.1,
     ) -> None:
         super().__init__(path, branching=branching, max_depth=max_depth, bonus=bonus)
-        if not 0.0 < min_probability <= 1.0:
+        if real_number("min_probability", min_probability, 0.0, 1.0) == 0.0:
             raise ValueError(f"min_probability must be in (0, 1], got {min_probability}")
         self.eagle = make_drafter(eagle)
         if isinstance(self.eagle, Adapted):

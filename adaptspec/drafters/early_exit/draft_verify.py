@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adaptspec.drafters.early_exit.own_layers import OwnLayers
-from adaptspec.drafters.early_exit.skipped import SkippedLayers, load_skipped
+from adaptspec.drafters.early_exit.skipped import SkippedLayers, load_skipped, middle_layers
+from adaptspec.drafters.lookup import share
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.types import DraftContext, DraftTree, Observation
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from adaptspec.target.hf import HFTarget
 
 _LEARNT = ("threshold", "acceptance")
+_HIGHEST = 0.99
+"""Where the threshold stops rising: at 1 nothing would be drafted any more, and nothing could lower it again."""
 
 
 @register_drafter("draft-verify")
@@ -28,7 +31,8 @@ class DraftVerify(OwnLayers):
 
     The threshold follows how much is accepted (section 4.2, equations 3 to 5): with the share r of the last draft that
     was accepted, a <- b1 a + (1 - b1) r; then t <- b2 t + (1 - b2) t', where t' = t + e if a <= `acceptance`, else
-    t - e. A draft that did not end by the threshold does not lower it. It is kept from request to request.
+    t - e. A draft that did not end by the threshold does not lower it. It stays at most 0.99, and is kept from request
+    to request.
 
     Args:
         path: a file of `adaptspec train layers`, or `SkippedLayers`; None leaves out every second layer of the middle
@@ -57,18 +61,13 @@ class DraftVerify(OwnLayers):
         threshold_memory: float = 0.9,
         max_depth: int = 12,
     ) -> None:
-        given = {"threshold": threshold, "acceptance": acceptance, "step": step}
-        given |= {"acceptance_memory": acceptance_memory, "threshold_memory": threshold_memory}
-        for name, value in given.items():
-            if not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} must be in [0, 1), got {value}")
         super().__init__(max_depth=max_depth)
         self.path = path
-        self.start = threshold
-        self.acceptance = acceptance
-        self.step = step
-        self.acceptance_memory = acceptance_memory
-        self.threshold_memory = threshold_memory
+        self.start = share("threshold", threshold)
+        self.acceptance = share("acceptance", acceptance)
+        self.step = share("step", step)
+        self.acceptance_memory = share("acceptance_memory", acceptance_memory)
+        self.threshold_memory = share("threshold_memory", threshold_memory)
         self._drafts: dict[
             tuple[int, ...], bool
         ] = {}  # proposed since the last step, and whether the threshold ended it
@@ -84,8 +83,7 @@ class DraftVerify(OwnLayers):
             return self.path.view(target)
         if self.path is not None:
             return load_skipped(self.path, target).view(target)
-        count = len(target.layout.layers)
-        middle = tuple(range(count // 4 + 1, count - count // 4, 2))
+        middle = middle_layers(len(target.layout.layers))
         return SkippedLayers(middle, middle).view(target)
 
     def _min_confidence(self) -> float:
@@ -119,7 +117,7 @@ class DraftVerify(OwnLayers):
         memory = self.acceptance_memory
         self._accepted = memory * self._accepted + (1.0 - memory) * accepted / len(draft)
         move = self.step if self._accepted <= self.acceptance else -self.step if drafts[draft] else 0.0
-        self._threshold = min(max(self._threshold + (1.0 - self.threshold_memory) * move, 0.0), 1.0)
+        self._threshold = min(max(self._threshold + (1.0 - self.threshold_memory) * move, 0.0), _HIGHEST)
 
     def finish(self) -> None:
         super().finish()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adaptspec.drafters.early_exit.adapted import Adapted
+from adaptspec.drafters.lookup import share, whole_number
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.types import DraftContext, DraftTree
 
@@ -43,12 +44,8 @@ class Kangaroo(Adapted):
         max_depth: int = 6,
     ) -> None:
         super().__init__(path, exit=exit)
-        if not 0.0 <= min_confidence < 1.0:
-            raise ValueError(f"min_confidence must be in [0, 1), got {min_confidence}")
-        if max_depth < 1:
-            raise ValueError(f"max_depth must be >= 1, got {max_depth}")
-        self.min_confidence = min_confidence
-        self.max_depth = max_depth
+        self.min_confidence = share("min_confidence", min_confidence)
+        self.max_depth = whole_number("max_depth", max_depth, 1)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         target = self._open()

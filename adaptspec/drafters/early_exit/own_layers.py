@@ -10,6 +10,7 @@ import numpy as np
 
 from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
+from adaptspec.drafters.lookup import whole_number
 from adaptspec.types import DraftContext, DraftTree, Observation
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ class OwnLayers(HeadedDrafter):
 
     def __init__(self, *, max_depth: int) -> None:
         super().__init__()
-        if max_depth < 1:
-            raise ValueError(f"max_depth must be >= 1, got {max_depth}")
-        self.max_depth = max_depth
+        self.max_depth = whole_number("max_depth", max_depth, 1)
         self._target: HFTarget | None = None
         self._view: torch.nn.Module | None = None
         self._exit: int | None = None
@@ -65,25 +64,28 @@ class OwnLayers(HeadedDrafter):
 
         if not isinstance(target, HFTarget):
             raise ValueError(f"{self.name} needs a transformers target, got {type(target).__name__}")
+        self._target = target
+        weight = target.model.get_output_embeddings().weight.detach()
+        special_ids = target.special_ids()
+        bound = (target.model, weight.data_ptr(), target.device, target.dtype, special_ids)
+        if self._bound == bound:  # a target is made per request, the model behind it is mostly the same
+            return
+        self._bound = ()
         part = self._shorten(target)
         self._view, self._exit = (None, part) if isinstance(part, int) else (part, None)
-        self._target = target
         heads = self._head_sets()
+        heads.bind([weight], vocab_size=target.vocab_size, keep=special_ids)
         self.needs = Needs(
             target=True,
             target_top_k=heads.needs_top_k,
             prompt_top_k=heads.needs_prompt_top_k,
             target_top_logits=heads.needs_top_logits,
         )
-        if self._exit is None and self.vocab == ("full",):
-            return  # the model's own head gives logits
-        weight = target.model.get_output_embeddings().weight.detach()
-        heads.bind([weight], vocab_size=target.vocab_size, keep=target.special_ids())
-        self._bound = (weight.data_ptr(),)
-        if self._view is not None:
-            self._view = without_head(self._view)
-        else:
+        if self._view is None:
             self._norm = target_parts(target, drafter=self.name).norm
+        elif self.vocab != ("full",):  # else the model's own head gives logits
+            self._view = without_head(self._view)
+        self._bound = bound
 
     def prefill(
         self, token_ids: np.ndarray, features: Mapping[int, Any] | None = None, top_ids: np.ndarray | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from adaptspec.drafters.checkpoints.common import attention_sizes, rope, whole
+from adaptspec.drafters.checkpoints.common import attention_sizes, epsilon, rope, whole
 from adaptspec.drafters.checkpoints.reader import Checkpoint, take
 from adaptspec.drafters.early_exit.adapter import AdapterConfig, Adapters
 
@@ -34,7 +34,7 @@ def load_published(path: str | os.PathLike[str], *, exit: int) -> Adapters:
             kind="kangaroo",
             exits=(exit,),
             hidden_size=hidden,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=epsilon(checkpoint, config),
             rope_theta=theta,
             rope_scaling=scaling,
             **attention_sizes(checkpoint, config, hidden),

@@ -81,6 +81,11 @@ class SkippedLayers:
         return with_modules(target.model, kept, places)
 
 
+def middle_layers(count: int) -> tuple[int, ...]:
+    """Every second layer of the middle half of `count`: what is left out where nothing better is known."""
+    return tuple(range(count // 4 + 1, count - count // 4, 2))
+
+
 def save_skipped(path: str | os.PathLike[str], skipped: SkippedLayers, card: Mapping[str, Any]) -> None:
     """Write a file that `load_skipped` reads and `draft-verify:FILE` names.
 
@@ -128,7 +133,10 @@ def load_skipped(path: str | os.PathLike[str], target: HFTarget) -> SkippedLayer
     if missing := [name for name in ("attention", "mlp") if not isinstance(found.get(name), list)]:
         raise ValueError(f"{path} is damaged: {' and '.join(missing)} must be lists of layers")
     check_target(found, target, where=str(path))
-    return SkippedLayers(tuple(found["attention"]), tuple(found["mlp"]))
+    try:
+        return SkippedLayers(tuple(found["attention"]), tuple(found["mlp"]))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _nothing(*, attention: bool) -> torch.nn.Module:
