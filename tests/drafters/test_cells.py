@@ -249,7 +249,7 @@ def test_impossible_configs(changes: dict[str, Any], message: str) -> None:
 
 def test_impossible_config_values() -> None:
     values = tiny_config("eagle3").to_dict()
-    with pytest.raises(ValueError, match="unknown field of a cell's config 'head_size'"):
+    with pytest.raises(ValueError, match="unknown field of the config of a cell 'head_size'"):
         CellConfig.from_dict({**values, "head_size": 8})
     with pytest.raises(ValueError, match="lacks head_dim, taps"):
         CellConfig.from_dict({name: value for name, value in values.items() if name not in ("head_dim", "taps")})

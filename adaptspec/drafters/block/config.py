@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaptspec.drafters.cells.config import check_attention, check_size
-from adaptspec.names import unknown_name
+from adaptspec.drafters.cells.config import check_attention, check_fields, check_size
 
 _SIZES = (
     "hidden_size",
@@ -96,15 +95,12 @@ class BackboneConfig:
         Raises:
             ValueError: unknown, missing or impossible fields.
         """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"the config of a backbone must be a mapping, got {type(values).__name__}")
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown_name("field of a backbone's config", name, names)
-        if missing := [name for name in (*_SIZES[:5], "taps") if name not in values]:
-            raise ValueError(f"the config of a backbone lacks {', '.join(missing)}")
-        for name, allowed in (("taps", (list, tuple)), ("sliding_layers", (list, tuple, type(None)))):
-            if not isinstance(values.get(name), allowed):
-                raise ValueError(f"{name} must be a list of layers, got {values[name]!r}")
+        check_fields(
+            cls,
+            values,
+            of="a backbone",
+            needed=(*_SIZES[:5], "taps"),
+            layers=("taps",),
+            optional_layers=("sliding_layers",),
+        )
         return cls(**values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import Any
@@ -117,17 +117,8 @@ class CellConfig:
         Raises:
             ValueError: unknown, missing or impossible fields.
         """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"the config of a cell must be a mapping, got {type(values).__name__}")
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown_name("field of a cell's config", name, names)
-        if missing := [name for name in (*_SIZES[:5], "kind", "taps") if name not in values]:
-            raise ValueError(f"the config of a cell lacks {', '.join(missing)}")
-        if not isinstance(values["taps"], (list, tuple)):
-            raise ValueError(f"taps must be a list of layers, got {values['taps']!r}")
-        return cls(**{**values, "taps": tuple(values["taps"])})
+        check_fields(cls, values, of="a cell", needed=(*_SIZES[:5], "kind", "taps"), layers=("taps",))
+        return cls(**values)
 
 
 _FUSING = ("eagle3", "confu")
@@ -144,6 +135,36 @@ _ONLY = {
     "mixed": ("confu",),
     "bias": ("eagle1", "griffin"),
 }
+
+
+def check_fields(
+    cls: type[Any],
+    values: Any,
+    *,
+    of: str,
+    needed: Sequence[str],
+    layers: Sequence[str],
+    optional_layers: Sequence[str] = (),
+) -> None:
+    """Raise ValueError unless `values`, read from a file, are fields of the dataclass `cls`.
+
+    Args:
+        of: what it is the config of, for messages.
+        needed: fields that must be there.
+        layers, optional_layers: fields that must be lists of layers; the optional ones may be None or absent.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"the config of {of} must be a mapping, got {type(values).__name__}")
+    names = [field.name for field in fields(cls)]
+    for name in values:
+        if name not in names:
+            raise unknown_name(f"field of the config of {of}", name, names)
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"the config of {of} lacks {', '.join(missing)}")
+    for name in (*layers, *optional_layers):
+        value = values.get(name)
+        if not isinstance(value, list | tuple) and (value is not None or name in layers):
+            raise ValueError(f"{name} must be a list of layers, got {value!r}")
 
 
 def check_size(name: str, value: Any, *, least: int = 1) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from adaptspec.drafters.cells.base import Attention, RMSNorm
 from adaptspec.drafters.cells.cache import CellCache
-from adaptspec.drafters.cells.config import CellConfig, check_size
+from adaptspec.drafters.cells.config import CellConfig, check_fields, check_size
 from adaptspec.drafters.cells.rotary import Rotary
 from adaptspec.names import unknown_name
 
@@ -76,17 +76,9 @@ class AdapterConfig:
         Raises:
             ValueError: unknown, missing or impossible fields.
         """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"the config of adapters must be a mapping, got {type(values).__name__}")
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise unknown_name("field of an adapter's config", name, names)
-        if missing := [name for name in names[:6] if name not in values]:
-            raise ValueError(f"the config of adapters lacks {', '.join(missing)}")
-        if not isinstance(values["exits"], (list, tuple)):
-            raise ValueError(f"exits must be a list of layers, got {values['exits']!r}")
-        return cls(**{**values, "exits": tuple(values["exits"])})
+        needed = [field.name for field in fields(cls)][:6]
+        check_fields(cls, values, of="adapters", needed=needed, layers=("exits",))
+        return cls(**values)
 
 
 class ExitAdapter(nn.Module):
