@@ -169,6 +169,9 @@ def _add_kind(kind: str, summary: str) -> None:
         decay: Annotated[float, typer.Option("--decay", metavar="X", help="Step k counts X^k.")] = 0.8,
         lr: Annotated[float | None, typer.Option("--lr", metavar="X", help="Peak learning rate of matrices.")] = None,
         optimiser: Annotated[str, typer.Option("--optimiser", metavar="NAME", help="muon or adamw.")] = "muon",
+        precision: Annotated[
+            str, typer.Option("--precision", metavar="DTYPE", help="Of matrix products: float32 or bfloat16.")
+        ] = "float32",
         rows: Annotated[int, typer.Option("--rows", metavar="N", help="Output rows computed in training.")] = 8192,
         intermediate: Annotated[
             int | None,
@@ -215,6 +218,7 @@ def _add_kind(kind: str, summary: str) -> None:
             steps=steps,
             lr=(chosen.lr if optimiser == "muon" else 1e-3) if lr is None else lr,
             optimiser=optimiser,
+            precision=precision,
             seed=seed,
         )
         how = TrainOptions(

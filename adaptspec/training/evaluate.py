@@ -82,7 +82,7 @@ def evaluate(
         for number, step in enumerate(rollout.steps(batch, depth)):
             # Drafts begin at answer positions, also where a later step would be the first to reach the answer.
             rows = step.rows((batch.weights[:, :, number] > 0) & (batch.weights[:, :, 0] > 0))
-            logits = step.logits(rows, head)
+            logits = step.logits(rows, head).float()
             # What counts is the target's own choice, not the token that was drawn.
             wanted = row_of[batch.argmax[:, :, number][rows]]
             hit = [hits(logits, wanted, count=count) for count in TOPS]

@@ -22,6 +22,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         parameters: matrices only.
+        precision: of the iterations, float32 or bfloat16 (as published).
 
     Raises:
         ValueError: a parameter that is no matrix, or numbers out of range.
@@ -34,6 +35,7 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         if not lr > 0.0 or not 0.0 <= momentum < 1.0 or weight_decay < 0.0:
             raise ValueError(
@@ -43,6 +45,7 @@ class Muon(torch.optim.Optimizer):
         for parameter in parameters:
             if parameter.dim() != 2:
                 raise ValueError(f"Muon takes matrices, got a parameter of shape {list(parameter.shape)}")
+        self._precision = precision
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -56,7 +59,8 @@ class Muon(torch.optim.Optimizer):
                 if "momentum" not in state:
                     state["momentum"] = torch.zeros_like(parameter)
                 average = state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-                direction = orthogonal(parameter.grad.add(average, alpha=group["momentum"]))
+                ahead = parameter.grad.add(average, alpha=group["momentum"])
+                direction = orthogonal(ahead.to(self._precision)).to(parameter.dtype)
                 rows, columns = parameter.shape
                 parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
                 parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
@@ -81,10 +85,18 @@ class Optimisers:
         kind: "muon", or "adamw" for everything.
         lr: of Muon, or of AdamW where that does everything.
         vector_lr: of AdamW for what is no matrix.
+        precision: "float32" or "bfloat16", of Muon's iterations.
     """
 
     def __init__(
-        self, module: nn.Module, *, kind: str = "muon", lr: float = 0.02, vector_lr: float = 1e-3, decay: float = 0.0
+        self,
+        module: nn.Module,
+        *,
+        kind: str = "muon",
+        lr: float = 0.02,
+        vector_lr: float = 1e-3,
+        decay: float = 0.0,
+        precision: str = "float32",
     ) -> None:
         if kind not in ("muon", "adamw"):
             raise ValueError(f"optimiser must be 'muon' or 'adamw', got {kind!r}")
@@ -95,7 +107,7 @@ class Optimisers:
         others = [p for p in trained if id(p) not in chosen]
         self._all: list[torch.optim.Optimizer] = []
         if kind == "muon" and matrices:
-            self._all.append(Muon(matrices, lr=lr, weight_decay=decay))
+            self._all.append(Muon(matrices, lr=lr, weight_decay=decay, precision=getattr(torch, precision)))
         elif matrices:
             self._all.append(torch.optim.AdamW(matrices, lr=lr, betas=(0.9, 0.95), weight_decay=decay))
         if others:

@@ -55,17 +55,17 @@ def batch_loss(
         if not len(rows[0]):
             means.append(0.0)
             continue
-        logits = step.logits(rows, head)
+        logits = step.logits(rows, head).float()
         targets = targets_of(batch, number, rows)
         predicted = wanted = None
         if settings.objective.needs_features:
             if step.feature is None:
                 raise ValueError("this loss needs a drafter that predicts hidden states")
-            predicted, wanted = step.feature[rows], rollout.target_feature(batch, number)[rows]
+            predicted, wanted = step.feature[rows].float(), rollout.target_feature(batch, number)[rows]
         losses = settings.objective(logits, targets, predicted=predicted, wanted=wanted)
         weight = weights[:, :, number][rows]
         for other in step.also:
-            losses = losses + settings.objective(other[rows] @ head.T, targets)
+            losses = losses + settings.objective((other[rows] @ head.T).float(), targets)
         mean = (losses * weight).sum() / weight.sum()
         total = total + settings.decay**number * mean
         means.append(float(mean.detach()))

@@ -226,6 +226,7 @@ def test_a_copied_layer_starts_nearer_to_the_target(circle: tuple[Any, Path], tm
         ({"steps": None, "minutes": 0.0}, "minutes must be > 0"),
         ({"lr": 0.0}, "lr must be > 0"),
         ({"patience": 0}, "patience must be >= 1"),
+        ({"precision": "bfloat"}, "unknown precision 'bfloat'; did you mean 'bfloat16'"),
     ],
 )
 def test_bad_settings(change: dict[str, Any], message: str) -> None:
@@ -244,3 +245,33 @@ def test_bad_kinds_and_folders(target: Any, answers_folder: Path, tmp_path: Path
             "medusa", target, answers=answers_folder, folder=tmp_path / "w", settings=settings,
             features=tmp_path / "features", options=TrainOptions(rows=48, loss="feature"),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(set(RECIPES) - {"treeflash", "taps"}))
+def test_products_in_bfloat16_learn_what_float32_learns(circle: tuple[Any, Path], tmp_path: Path, kind: str) -> None:
+    model, answers = circle
+
+    def trained(precision: str) -> Any:
+        settings = TrainingSettings(steps=6, evaluations=2, precision=precision)
+        return train_drafter(
+            kind, model, answers=answers, folder=tmp_path / precision, settings=settings,
+            options=TrainOptions(rows=40, batch_rows=512, held_out=0.2),
+        )  # fmt: skip
+
+    plain, rounded = trained("float32"), trained("bfloat16")
+    assert rounded.loss == pytest.approx(plain.loss, rel=0.1)
+    assert rounded.loss != plain.loss
+    assert rounded.best["length"] == pytest.approx(plain.best["length"], abs=0.3)
+    weights, _ = load_weights(tmp_path / "bfloat16")
+    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+
+
+def test_the_last_check_is_in_float32(circle: tuple[Any, Path], tmp_path: Path) -> None:
+    model, answers = circle
+    settings = TrainingSettings(steps=3, evaluations=1, precision="bfloat16")
+    progress = train_drafter(
+        "mtp1", model, answers=answers, folder=tmp_path, settings=settings, options=TrainOptions(rows=40, held_out=0.2)
+    )
+    checked = [check for check in progress.history if check["length"] == progress.best["length"]]
+    assert read_card(tmp_path)["held_out"] == progress.best
+    assert all(check["alpha"] != progress.best["alpha"] for check in checked)
