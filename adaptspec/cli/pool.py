@@ -13,8 +13,9 @@ import typer
 def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
     """What a drafter is and needs, as plain values.
 
-    `path` says whether it takes weights or data: "none", "optional" or "required". Every drafter is lossless, since
-    drafts only suggest; what can be lossy is a verification rule.
+    `path` says whether it takes weights or data: "none", "optional" or "required"; `weights_for` names the targets that
+    the weights called `weights` are shipped for. Every drafter is lossless, since drafts only suggest; what can be lossy is a verification
+    rule.
     """
     from adaptspec.cli.common import weights_argument
     from adaptspec.drafters import make_drafter
@@ -29,6 +30,8 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
         "summary": cls.summary or (cls.__doc__ or "").strip().partition("\n")[0],
         "lossless": True,
         "path": path,
+        "weights": cls.weights,
+        "weights_for": weights_for(cls.weights),
         "needs": {
             "target_top_k": needs.target_top_k,
             "taps": list(needs.taps),
@@ -40,13 +43,28 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
     }
 
 
+def weights_for(name: str) -> list[str]:
+    """Targets that come with weights of this name, by the name they are loaded with."""
+    from adaptspec.pretrained import read_card, shipped_folder
+
+    folder = shipped_folder(name)
+    return [] if folder is None else [read_card(folder)["answers"]["origin"]["model"]]
+
+
 def describe_vocab_head(kind: str, cls: Any) -> dict[str, Any]:
-    """What a vocabulary head is and needs, as plain values. Lossless, since q is known exactly over the rows in use."""
+    """What a vocabulary head is and needs, as plain values. Lossless, since q is known exactly over the rows in use.
+
+    `weights_for` names the targets that a router is shipped for, or the sizes of vocabulary that a list is.
+    """
+    from adaptspec.vocab.counts import shipped_sizes
+
+    listed = [f"{size} tokens" for size in shipped_sizes()] if cls.weights == "frequency list" else []
     return {
         "name": kind,
         "summary": cls.summary,
         "lossless": True,
         "weights": cls.weights,
+        "weights_for": listed or weights_for(kind),
         "needs": {"target_top_k": cls.needs_top_k, "prompt_top_k": cls.needs_prompt_top_k},
     }
 
@@ -65,9 +83,12 @@ def needs_text(drafter: Mapping[str, Any]) -> str:
         words.append("the target's layers")
     if drafter["path"] == "required":
         words.append(f"a path: {drafter['name']}:PATH")
+    if drafter["weights"]:
+        known = f" (there for: {', '.join(drafter['weights_for'])})" if drafter["weights_for"] else ""
+        words.append(f"trained weights{known}: {drafter['name']}:PATH")
     if not words:
         words.append("only the text so far")
-    if drafter["path"] == "optional":
+    if drafter["path"] == "optional" and not drafter["weights"]:
         words.append(f"takes {drafter['name']}:PATH, too")
     return "; ".join(words)
 
@@ -76,6 +97,8 @@ def vocab_needs_text(head: Mapping[str, Any]) -> str:
     """The needs of a vocabulary head in words."""
     needs = head["needs"]
     words = [] if head["weights"] == "none" else [f"a {head['weights']}"]
+    if head["weights_for"]:
+        words[0] += f" (there for: {', '.join(head['weights_for'])})"
     if needs["target_top_k"]:
         words.append(f"the target's top {needs['target_top_k']} tokens")
     if needs["prompt_top_k"]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adaptspec.cli import options
 from adaptspec.cli.layers import layers
+
+if TYPE_CHECKING:
+    from adaptspec.cli.conversation import Conversation
+    from adaptspec.cli.prompts import Prompt
+    from adaptspec.training.answers import AnswersProgress
 
 train = typer.Typer(
     name="train", help="Make training data for drafters of a model, and train them.", no_args_is_help=True
@@ -60,37 +66,20 @@ def answers(
     from adaptspec.cli.conversation import Conversation
     from adaptspec.cli.progress import reporter
     from adaptspec.cli.prompts import built_in_prompts, read_prompts
-    from adaptspec.cli.provenance import library_versions
 
     check_at_least(1, samples=samples, batch=batch, max_new_tokens=max_new_tokens, threads=threads)
     heat = parse_numbers("temperatures", split_names([temperatures]))
     share = parse_part(part)
     texts = built_in_prompts() if prompts is None else read_prompts(prompts)
-    from adaptspec.drafters.cell_weights import target_fingerprint
-    from adaptspec.training.answers import AnswersProgress, write_answers
-    from adaptspec.training.jobs import PromptTokens
-
     with reporter(quiet=quiet) as progress:
         progress.note(f"loading the model {model}")
         target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
-        conversation = Conversation.choose(tokenizer, chat)
-        stages = _Stages(progress)
-
-        def report(state: AnswersProgress) -> None:
-            stages.show("answers", state.answers / state.total, answers_line(state))
-
-        done = write_answers(
+        done = answer_prompts(
             target,
-            [PromptTokens(conversation.encode(prompt.turns[:1]), prompt.domain) for prompt in texts],
+            Conversation.choose(tokenizer, chat),
+            texts,
             out,
-            origin={
-                "model": model,
-                "target": target_fingerprint(target),
-                "dtype": str(target.dtype).removeprefix("torch."),
-                "chat": conversation.chat,
-                "versions": library_versions(),
-                "device": target.device.type,
-            },
+            model=model,
             samples=samples,
             temperatures=heat,
             max_new_tokens=max_new_tokens,
@@ -99,8 +88,7 @@ def answers(
             minutes=minutes,
             part=share,
             seed=seed,
-            stop_ids=stop_ids(target, tokenizer),
-            report=report,
+            stages=Stages(progress),
         )
     typer.echo(f"{out}: {answers_line(done)}", err=True)
 
@@ -182,7 +170,11 @@ def _add_kind(kind: str, summary: str) -> None:
         ] = None,
         start: Annotated[
             str | None,
-            typer.Option("--start", metavar="FOLDER", help="Go on from weights of this kind; confu also from eagle3."),
+            typer.Option(
+                "--start",
+                metavar="FOLDER",
+                help="Go on from weights of this kind, also shipped ones by name; confu also from eagle3.",
+            ),
         ] = None,
         backbone: Annotated[
             str | None,
@@ -237,7 +229,7 @@ def _add_kind(kind: str, summary: str) -> None:
         with reporter(quiet=quiet) as progress:
             progress.note(f"loading the model {model}")
             target, tokenizer = load_model(model, dtype=dtype, device=device, threads=threads)
-            stages = _Stages(progress)
+            stages = Stages(progress)
             done = train_drafter(
                 kind,
                 target,
@@ -320,7 +312,7 @@ def _add_router(kind: str, summary: str) -> None:
                 seed=seed,
                 special_ids=stop_ids(target, tokenizer),
                 command=["adaptspec", *(sys.argv[1:] if context.obj is None else context.obj)],
-                prepared=_Stages(progress).features,
+                prepared=Stages(progress).features,
             )
         shares = " ".join(f"{value:.2f}" for value in report.coverage[:4])
         typer.echo(f"wrote {out}: the most likely token is in the 1, 2, 3, 4 best groups: {shares}", err=True)
@@ -339,7 +331,7 @@ for _kind, _summary in (
 train.command()(layers)
 
 
-class _Stages:
+class Stages:
     """Progress in per cent, so that bars and estimates follow a budget of minutes as well as one of steps."""
 
     def __init__(self, progress: Any) -> None:
@@ -358,6 +350,10 @@ class _Stages:
             self._percent += 1
             self._progress.step(text)
 
+    def answers(self, state: Any) -> None:
+        """For `write_answers`."""
+        self.show("answers", state.answers / state.total, answers_line(state))
+
     def features(self, done: int, total: int) -> None:
         """For `train_drafter`."""
         self.show("features", done / total, f"features of {done} of {total} tokens")
@@ -369,6 +365,63 @@ class _Stages:
         self._checks = len(state.history)
         text = f"step {state.step}, loss {state.loss:.3f}, {state.positions_per_second:.0f} positions/s"
         self.show("training", share, text)
+
+
+def answer_prompts(
+    target: Any,
+    conversation: Conversation,
+    prompts: Sequence[Prompt],
+    out: Path,
+    *,
+    model: str,
+    samples: int,
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    max_prompt_tokens: int | None = None,
+    batch: int = 64,
+    minutes: float | None = None,
+    part: tuple[int, int] = (1, 1),
+    seed: int = 0,
+    stages: Stages,
+) -> AnswersProgress:
+    """Let a loaded target answer the first turn of every prompt into a folder that says where the answers are from.
+
+    Args:
+        conversation: with the target's tokenizer.
+        model: as the user named it.
+        stages: told what goes on.
+
+    The others are those of `adaptspec.training.answers.write_answers`, and so are the errors.
+    """
+    from adaptspec.cli.common import dtype_name
+    from adaptspec.cli.provenance import library_versions
+    from adaptspec.drafters.cell_weights import target_fingerprint
+    from adaptspec.training.answers import write_answers
+    from adaptspec.training.jobs import PromptTokens
+
+    return write_answers(
+        target,
+        [PromptTokens(conversation.encode(prompt.turns[:1]), prompt.domain) for prompt in prompts],
+        out,
+        origin={
+            "model": model,
+            "target": target_fingerprint(target),
+            "dtype": dtype_name(target),
+            "chat": conversation.chat,
+            "versions": library_versions(),
+            "device": target.device.type,
+        },
+        samples=samples,
+        temperatures=temperatures,
+        max_new_tokens=max_new_tokens,
+        max_prompt_tokens=max_prompt_tokens,
+        batch=batch,
+        minutes=minutes,
+        part=part,
+        seed=seed,
+        stop_ids=stop_ids(target, conversation.tokenizer),
+        report=stages.answers,
+    )
 
 
 def answers_line(state: Any) -> str:

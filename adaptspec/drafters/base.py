@@ -53,6 +53,7 @@ class Drafter(ABC):
             proposal at every step takes anyway does not count. Drafters with caches of their own make it a property.
         takes_vocab: it has a head whose rows can be reduced, so that `DraftContext.vocab` means something to it.
         vocab: names of the vocabularies that it may be asked with, see `use_vocab`.
+        weights: name of the trained weights that it takes where no path is given, "" if it needs none.
     """
 
     name: ClassVar[str] = ""
@@ -63,6 +64,7 @@ class Drafter(ABC):
     lag: int = 0
     takes_vocab: ClassVar[bool] = False
     vocab: tuple[str, ...] = ("full",)
+    weights: ClassVar[str] = ""
 
     def use_vocab(self, names: Sequence[str]) -> None:
         """Be told, before `bind`, which vocabularies proposals will be asked for with (`DraftContext.vocab`).

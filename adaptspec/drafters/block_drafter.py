@@ -42,6 +42,7 @@ class BlockDrafter(HeadedDrafter):
         ValueError: options out of range; on `bind`, weights that are missing or do not fit the target.
     """
 
+    weights = "dflash"
     kind: ClassVar[str] = "dflash"
     """Of the weights."""
 

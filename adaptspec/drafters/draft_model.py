@@ -49,6 +49,7 @@ class DraftModel(Drafter):
     needs = Needs()
     isolate = False
     takes_vocab = True
+    weights = "draft-model"
 
     def __init__(
         self,

@@ -57,8 +57,6 @@ class FeatureRecursive(HeadedDrafter):
     """Of the cell."""
     layers: ClassVar[int | None] = None
     """Layers that the cell must have, None for any number."""
-    weights: ClassVar[str] = ""
-    """Name of the shipped weights."""
     default_tree: ClassVar[Tree] = "dynamic"
     default_branching: ClassVar[int] = 10
     default_depth: ClassVar[int] = 6

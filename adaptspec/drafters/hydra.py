@@ -37,6 +37,7 @@ class Hydra(HeadsDrafter):
 
     summary = "Medusa's heads that see the drafted tokens (2402.05109)"
     module = "HydraHeads"
+    weights = "hydra"
 
     def __init__(self, path: str | torch.nn.Module | None = None, *, width: int = 8, max_depth: int = 8) -> None:
         if width < 1:

@@ -35,6 +35,7 @@ class Medusa(HeadsDrafter):
 
     summary = "several heads on the target's last hidden state (2401.10774)"
     module = "MedusaHeads"
+    weights = "medusa"
 
     def __init__(
         self, path: str | torch.nn.Module | None = None, *, tree: str = "best-first", max_depth: int = 8

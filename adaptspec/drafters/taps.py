@@ -40,6 +40,7 @@ class Taps(BlockDrafter):
     """
 
     summary = "prefixes of DFlash's block chosen by a small scorer (TAPS, 2606.00487)"
+    weights = "taps"
     kind = "taps"
 
     def __init__(

@@ -39,6 +39,7 @@ class TreeFlash(BlockDrafter):
     """
 
     summary = "DFlash's block corrected for the token before (TreeFlash, 2606.03819)"
+    weights = "treeflash"
     kind = "treeflash"
 
     def __init__(

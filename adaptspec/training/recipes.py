@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from adaptspec.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from adaptspec.drafters.small_model import build_small_model, config_like, save_small_model
 from adaptspec.drafters.target_parts import target_parts
 from adaptspec.names import unknown_name
-from adaptspec.pretrained import is_weights_folder, read_card, save_weights
+from adaptspec.pretrained import is_weights_folder, read_card, save_weights, shipped_folder, shipped_names
 from adaptspec.target.hf import HFTarget
 from adaptspec.training.block_recipes import begin_block, block_taps
 from adaptspec.training.contemplating import ConFuRollout
@@ -222,7 +222,7 @@ def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> C
     prompts and contemplate vectors are added.
 
     Args:
-        source: a folder of `save_cell`, or what else `load_cell` reads.
+        source: see `find_start`.
         seed: of what is added.
 
     Raises:
@@ -231,6 +231,7 @@ def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> C
     chosen = recipe(kind)
     if not chosen.cell:
         raise ValueError(f"start is for kinds with a cell, not for {kind!r}")
+    source = find_start(kind, source)
     found = chosen.cell
     if kind == "confu" and is_weights_folder(source):
         found = read_card(source).get("kind", found)
@@ -253,6 +254,26 @@ def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> C
     begin_future(grown, parts=target_parts(target, drafter=kind), seed=seed)
     grown.load_state_dict({**grown.state_dict(), **cell.state_dict()})
     return grown
+
+
+def find_start(kind: str, source: str | Path) -> str | Path:
+    """Where weights to go on from lie: a folder of `save_cell` or what else `load_cell` reads as it was given, shipped
+    weights by their name.
+
+    Raises:
+        ValueError: a single word that is neither a path nor the name of shipped weights.
+    """
+    name = str(source)
+    if Path(name).exists() or len(PurePath(name).parts) != 1 or "/" in name:
+        return source
+    folder = shipped_folder(name)
+    if folder is None:
+        shipped = ", ".join(shipped_names())
+        raise ValueError(
+            f"start must be a folder of weights or the name of shipped ones ({shipped or 'none are shipped'}), got "
+            f"{name!r}; train some with `adaptspec train {kind}` and give their folder"
+        )
+    return folder
 
 
 def _draft_trainee(model: Any, identity: dict[str, Any], *, seed: int, copy: bool) -> Trainee:

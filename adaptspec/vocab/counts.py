@@ -139,6 +139,15 @@ def load_frequencies(path: str | os.PathLike[str]) -> FrequencyList:
         raise ValueError(f"{path} holds no frequency list: {error}") from error
 
 
+def shipped_sizes() -> list[int]:
+    """Sizes of the vocabularies that `shipped_frequencies` has a list for."""
+    return sorted({int(path.stem.rpartition("-")[2]) for path in _lists().glob("*-*.safetensors")})
+
+
+def _lists() -> Path:
+    return Path(pretrained.__file__).parent / "frequencies"
+
+
 def shipped_frequencies(kind: ListKind, vocab_size: int) -> FrequencyList:
     """The list that comes with the package for a vocabulary of this size. Where none was counted over texts, it is the
     one of the target's answers.
@@ -146,8 +155,7 @@ def shipped_frequencies(kind: ListKind, vocab_size: int) -> FrequencyList:
     Raises:
         ValueError: none does.
     """
-    folder = Path(pretrained.__file__).parent / "frequencies"
-    found = [folder / f"{name}-{vocab_size}.safetensors" for name in (kind, "target")]
+    found = [_lists() / f"{name}-{vocab_size}.safetensors" for name in (kind, "target")]
     path = next((path for path in found if path.is_file()), None)
     if path is None:
         raise ValueError(

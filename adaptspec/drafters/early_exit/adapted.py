@@ -33,8 +33,6 @@ class Adapted(HeadedDrafter):
 
     kind: ClassVar[str] = ""
     """Of the adapters."""
-    weights: ClassVar[str] = ""
-    """Name of the shipped weights."""
 
     def __init__(self, path: str | os.PathLike[str] | Adapters | None = None, *, exit: int | None = None) -> None:
         super().__init__()
