@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,16 @@ from typing import Any
 from adaptspec.cli.answers import spec_bench_answers
 from adaptspec.cli.measure import Generate, Generated, Measurement, Measurer, Setting
 from adaptspec.cli.prompts import Prompt, by_domain
+from adaptspec.names import unknown_name
+from adaptspec.pretrained import is_weights_folder
 from adaptspec.types import Arm
+from experiments.expert_folder import domain_folder
 from experiments.models import ModelWork, in_blocks, prompts_of
 from experiments.tasks import NotAvailable, Outcome, Task
 
 BASE = "ar"
+EXPERTS = {"rest": "REST store", "eagle3": "EAGLE head"}
+"""Kinds of domain experts, drafters that take a path, and what one of them is called."""
 
 
 class LiveRun(ModelWork):
@@ -25,8 +31,9 @@ class LiveRun(ModelWork):
     beside the check that both said the same.
 
     Parameters: `pool` (entries as for `adaptspec bench`, or objects with `drafter` and `options`), `strategy`,
-    `budgets`, `vocab`, `guard`, `temperature`, `domains` (None: all), `order`, `experts` (so many stores, one per
-    domain, join the pool), `answers` (also write them in Spec-Bench's format).
+    `budgets`, `vocab`, `guard`, `temperature`, `domains` (None: all), `order`, `experts` (those for so many domains
+    join the pool), `expert` (their kind: "rest", a store of text each, "eagle3", a trained head each, or
+    "rest+eagle3"), `answers` (also write them in Spec-Bench's format).
     """
 
     def run(self, task: Task) -> Outcome:
@@ -34,7 +41,8 @@ class LiveRun(ModelWork):
         prompts = prompts_of(self.settings, task.parameter("domains"))
         prompts = in_blocks(prompts, task.parameter("order", "shuffle"), seed=task.configuration.seed)
         with tempfile.TemporaryDirectory() as folder:
-            pool = [*task.parameter("pool", ()), *self._experts(task, prompts, Path(folder))]
+            experts = self._experts(task, prompts, Path(folder))
+            pool = [*task.parameter("pool", ()), *experts]
             name = task.configuration.id
             settings = [
                 Setting(BASE, "fixed", lambda: self._generate(task, [], strategy="fixed:ar")),
@@ -50,8 +58,11 @@ class LiveRun(ModelWork):
             for setting in settings:
                 measurer.warm_up(setting, prompts[0], max_new_tokens=16)
             units = list(measurer.run(settings, prompts))
+        about = _about(task)
+        if experts:
+            about["experts_for"] = ", ".join(sorted(experts.values()))
         rows = [
-            {**_about(task), "domain": domain, **_numbers(units, [p.id for p in found], greedy=self._greedy(task))}
+            {**about, "domain": domain, **_numbers(units, [p.id for p in found], greedy=self._greedy(task))}
             for domain, found in by_domain(prompts).items()
         ]
         files = {}
@@ -60,7 +71,7 @@ class LiveRun(ModelWork):
 
             lines = spec_bench_answers(units, settings, model=self.settings.model, timestamp=time.time())[name]
             files["answers.jsonl"] = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-        return Outcome(rows=rows, curves={"arms": _arms(units)}, files=files, facts=self.facts)
+        return Outcome(rows=rows, curves={"arms": _arms(units, experts)}, files=files, facts=self.facts)
 
     @staticmethod
     def _greedy(task: Task) -> bool:
@@ -103,33 +114,57 @@ class LiveRun(ModelWork):
 
         return make_drafter(self.pool_entry(entry["drafter"]), **entry["options"])
 
-    def _experts(self, task: Task, prompts: Sequence[Prompt], folder: Path) -> list[str]:
-        """One store per domain."""
+    def _experts(self, task: Task, prompts: Sequence[Prompt], folder: Path) -> dict[str, str]:
+        """Pool entries of experts for the first domains that have them, and what to call each of them."""
         count = task.parameter("experts", 0)
         if not count:
-            return []
+            return {}
+        kinds = str(task.parameter("expert", "rest")).split("+")
+        found: dict[str, str] = {}
+        for kind in kinds:
+            if kind not in EXPERTS:
+                raise unknown_name("kind of expert", kind, EXPERTS)
+            make = self._store if kind == "rest" else self._trained_head
+            for domain in self._domains(kind, count, prompts):
+                name = domain if len(kinds) == 1 else f"{domain} ({EXPERTS[kind]})"
+                found[f"{kind}:{make(domain, folder)}"] = name
+        return found
+
+    def _domains(self, kind: str, count: int, prompts: Sequence[Prompt]) -> list[str]:
+        """The first `count` domains of the prompts that there are experts of this kind for."""
+        known = self.settings.experts if kind == "rest" else self.settings.heads
+        found = [domain for domain in by_domain(prompts) if known.get(domain)]
+        if len(found) < count:
+            what, how = "texts", "give them by --experts FILE"
+            if kind == "eagle3":
+                what, how = "heads", "train them with python -m experiments.experts and give them by --heads DIR"
+            here = f"{len(found)} ({', '.join(found)})" if found else "0"
+            raise NotAvailable(
+                f"{count} experts need {what} of as many of the prompts' domains, there are {here}; {how}"
+            )
+        return found[:count]
+
+    def _store(self, domain: str, folder: Path) -> Path:
+        """A store of a domain's texts."""
         from adaptspec.drafters.datastore import build_datastore
 
-        texts = self.settings.experts
-        domains = [domain for domain in by_domain(prompts) if texts.get(domain)]
-        if len(domains) < count:
-            raise NotAvailable(
-                f"{count} experts need texts of as many of the prompts' domains, there are {len(domains)}; "
-                "give them by --experts FILE"
-            )
-        entries = []
-        for domain in domains[:count]:
-            ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts[domain]]
-            path = folder / f"{''.join(c if c.isalnum() else '_' for c in domain)}.store"
-            build_datastore(ids, path, vocab_size=len(self.tokenizer))
-            entries.append(f"rest:{path}")
-        return entries
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.settings.experts[domain]]
+        path = folder / f"{domain_folder(domain)}.store"
+        build_datastore(ids, path, vocab_size=len(self.tokenizer))
+        return path
+
+    def _trained_head(self, domain: str, folder: Path) -> Path:
+        """The weights of a domain's head, which lie on this machine."""
+        path = Path(self.settings.heads[domain])
+        if not is_weights_folder(path):
+            raise NotAvailable(f"the head of the domain {domain!r} is not at {path} on {socket.gethostname()}")
+        return path
 
 
 def _about(task: Task) -> dict[str, Any]:
     """What the configuration is, as columns."""
     parameters = task.configuration.parameters
-    names = ("method", "strategy", "builder", "temperature", "order", "experts", "head", "draft", "group")
+    names = ("method", "strategy", "builder", "temperature", "order", "experts", "expert", "head", "draft", "group")
     known = {name: parameters[name] for name in names if name in parameters}
     arm = str(parameters.get("strategy", "")).removeprefix("fixed:")
     if arm != parameters.get("strategy") and arm != "ar":
@@ -177,14 +212,19 @@ def _numbers(units: Sequence[Sequence[Measurement]], ids: Sequence[Any], *, gree
     return row
 
 
-def _arms(units: Sequence[Sequence[Measurement]]) -> list[list[Any]]:
-    """Per answer its domain, and the steps by drafter: which expert was played where."""
+def _arms(units: Sequence[Sequence[Measurement]], experts: Mapping[str, str]) -> list[list[Any]]:
+    """Per answer its domain, and the steps by drafter: which expert was played where.
+
+    Args:
+        experts: what to call a drafter, by pool entry.
+    """
     found = []
     for unit in units:
         for turn in unit[-1].turns:
             counts: dict[str, int] = {}
             for step in turn.generated.steps:
-                source = Path(step.arm.rpartition("@")[0] or step.arm).stem
+                source = step.arm.rpartition("@")[0] or step.arm
+                source = experts.get(source, Path(source).stem)
                 counts[source] = counts.get(source, 0) + 1
             found.append([unit[-1].prompt.domain, counts])
     return found

@@ -15,7 +15,9 @@ import typer
 from adaptspec.cli import EXIT_INTERRUPTED, options
 from adaptspec.cli.common import check_at_least, console, show
 from adaptspec.cli.prompts import Prompt, built_in_prompts, read_prompts, select_prompts
+from adaptspec.pretrained import read_card
 from experiments.cluster import ray_cluster
+from experiments.expert_folder import ExpertFolder
 from experiments.progress import rich_table, watcher
 from experiments.runner import Summary, run_sweep
 from experiments.store import RunFolder, frame_of, latest_run
@@ -74,6 +76,10 @@ def run(
             "--experts", metavar="FILE", help="Texts for the stores of domain experts. [default: prompts not asked]"
         ),
     ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option("--heads", metavar="DIR", help="Heads of domain experts, of 'python -m experiments.experts'."),
+    ] = None,
     published: Annotated[
         list[Path] | None,
         typer.Option("--published", metavar="FILE", help="CSV of published figures; may be repeated."),
@@ -102,6 +108,7 @@ def run(
         max_new_tokens=max_new_tokens or sweep.max_new_tokens,
         weights=_pairs(weights or []),
         experts=_experts(everything if experts is None else read_prompts(experts), asked=chosen),
+        heads={} if heads is None else _heads(ExpertFolder(heads), asked=chosen),
         trace=None if trace is None else trace.read_bytes(),
         small=quick,
     )
@@ -183,6 +190,7 @@ def described(settings: Settings) -> dict[str, Any]:
         "max_new_tokens": settings.max_new_tokens,
         "prompts": {"count": len(settings.prompts), "sha256": _digest(prompts.encode())},
         "experts": _digest(experts.encode()) if experts else None,
+        "heads": {domain: read_card(path)["sha256"] for domain, path in sorted(settings.heads.items())} or None,
         "trace": None if settings.trace is None else _digest(settings.trace),
         "weights": dict(settings.weights),
     }
@@ -221,6 +229,23 @@ def _experts(prompts: list[Prompt], *, asked: list[Prompt]) -> dict[str, list[st
     return texts
 
 
+def _heads(folder: ExpertFolder, *, asked: list[Prompt]) -> dict[str, str]:
+    """Weights by domain of heads that know none of the prompts.
+
+    Raises:
+        ValueError: no domain is finished, or prompts that a head was trained on are asked.
+    """
+    found = folder.heads()
+    if not found:
+        raise ValueError(f"{folder.path} holds no finished head yet; go on with python -m experiments.experts")
+    if known := folder.learnt(asked):
+        raise ValueError(
+            f"heads in {folder.path} were trained on {len(known)} of the {len(asked)} prompts that are asked, like "
+            f"{known[0].id!r}; ask others by --prompts, or train on others"
+        )
+    return found
+
+
 def _pairs(values: list[str]) -> dict[str, str]:
     pairs = {}
     for value in values:
@@ -235,11 +260,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def main() -> None:
-    """The command; what goes wrong is one line on stderr."""
+def run_app(command: typer.Typer) -> None:
+    """A command of this package; what goes wrong is one line on stderr."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # finished results are kept then as well
     try:
-        app(standalone_mode=True)
+        command(standalone_mode=True)
     except (ValueError, FileNotFoundError, FileExistsError, ImportError) as error:
         typer.echo(f"experiments: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
@@ -249,4 +274,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_app(app)

@@ -21,6 +21,7 @@ class Settings:
         max_new_tokens: longest answer.
         weights: by drafter, the folder or hub id of its weights, a path on the worker's machine.
         experts: per domain, texts to build a store from.
+        heads: per domain, the folder of a draft head trained for it, a path on the worker's machine.
         trace: the content of a trace file that is used instead of recording one.
         small: a quick run.
     """
@@ -32,6 +33,7 @@ class Settings:
     max_new_tokens: int = 96
     weights: Mapping[str, str] = field(default_factory=dict)
     experts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    heads: Mapping[str, str] = field(default_factory=dict)
     trace: bytes | None = None
     small: bool = False
 

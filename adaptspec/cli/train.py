@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from adaptspec.cli.conversation import Conversation
     from adaptspec.cli.prompts import Prompt
     from adaptspec.training.answers import AnswersProgress
+    from adaptspec.training.jobs import PromptTokens
 
 train = typer.Typer(
     name="train", help="Make training data for drafters of a model, and train them.", no_args_is_help=True
@@ -397,11 +398,10 @@ def answer_prompts(
     from adaptspec.cli.provenance import library_versions
     from adaptspec.drafters.cell_weights import target_fingerprint
     from adaptspec.training.answers import write_answers
-    from adaptspec.training.jobs import PromptTokens
 
     return write_answers(
         target,
-        [PromptTokens(conversation.encode(prompt.turns[:1]), prompt.domain) for prompt in prompts],
+        [prompt_tokens(conversation, prompt) for prompt in prompts],
         out,
         origin={
             "model": model,
@@ -422,6 +422,13 @@ def answer_prompts(
         stop_ids=stop_ids(target, conversation.tokenizer),
         report=stages.answers,
     )
+
+
+def prompt_tokens(conversation: Conversation, prompt: Prompt) -> PromptTokens:
+    """The first turn of a prompt as `write_answers` takes it."""
+    from adaptspec.training.jobs import PromptTokens
+
+    return PromptTokens(conversation.encode(prompt.turns[:1]), prompt.domain)
 
 
 def answers_line(state: Any) -> str:

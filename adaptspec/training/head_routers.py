@@ -110,8 +110,7 @@ def train_head_router(
         seed=seed,
     )
     facts = {
-        "target_model": origin.get("model"),
-        "answers": {"tokens": answer_tokens(corpus)},
+        "answers": {"tokens": answer_tokens(corpus), "origin": origin},
         "drafter": None if drafter is None else str(drafter),
         "steps": steps,
         "seed": seed,

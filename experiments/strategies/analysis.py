@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 NAMES = {"UCB": "ucb", "EXP3": "exp3", "HedgeSpec": "hedge", "Vanilla": "no speculation"}
 """Methods of the published table, and what they are called here."""
 
+KINDS = {"rest": "REST stores", "eagle3": "EAGLE heads", "rest+eagle3": "REST stores and EAGLE heads"}
+"""Kinds of experts. The published strategies choose among heads."""
+
 
 def score(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per pool and strategy."""
@@ -21,15 +24,49 @@ def score(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables(results: Results) -> dict[str, pd.DataFrame]:
-    """The strategies, beside the published rows, and by domain."""
+    """The strategies, one kind of expert beside the other, both beside the published rows, and by domain."""
     frame = results.frame
-    found = {"Strategies": score(frame), "Published beside measured": beside(results)}
+    found = {"Strategies": score(frame), "EAGLE heads beside REST stores": by_kind(frame)}
+    found["Published beside measured"] = beside(results)
     found["By domain"] = live_scores(frame, ["group", "domain", "strategy"])
     return found
 
 
+def by_kind(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a strategy gets out of trained heads and out of stores, over the runs whose experts are for the same domains
+    with both; empty without any."""
+    if frame.empty or not {"expert", "experts_for"} <= set(frame.columns):
+        return pd.DataFrame()
+    keys = ["experts", "order", "strategy", "seed", "experts_for"]
+    frame = frame[frame["expert"].isin(["rest", "eagle3"])]
+    frame = frame[frame.groupby(keys)["expert"].transform("nunique") == 2]
+    rows = []
+    table = live_scores(frame, ["experts", "order", "strategy", "expert"])
+    for key, part in [] if table.empty else table.groupby(["experts", "order", "strategy"], sort=False):
+        values = part.set_index("expert")
+        row: dict[str, object] = dict(zip(("experts", "order", "strategy"), (int(key[0]), *key[1:]), strict=True))
+        for measure in ("speed-up", "length", "identical"):
+            for kind in ("eagle3", "rest"):
+                row[f"{KINDS[kind]}, {measure}"] = values.at[kind, measure]
+        row["heads of stores"] = values.at["eagle3", "speed-up"] / values.at["rest", "speed-up"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def chooses_among(frame: pd.DataFrame) -> dict[str, str]:
+    """By group, what its strategies choose among."""
+    found = {}
+    for group, part in frame.groupby("group", sort=False):
+        row = part.iloc[0]
+        experts = "experts" in part and row["experts"] == row["experts"]
+        kind = row["expert"] if "expert" in part and row["expert"] == row["expert"] else "rest"
+        found[group] = KINDS[kind] if experts else "drafters"
+    return found
+
+
 def beside(results: Results) -> pd.DataFrame:
-    """Published and measured ratios: to no speculation and to hedge."""
+    """Published and measured ratios: to no speculation and to hedge. Groups that choose among heads, as the published
+    strategies do, come first."""
     rows = []
     table = results.published
     known = table[table["method"].isin(NAMES) & table["configuration"].str.contains("Strategy=", na=False)]
@@ -39,6 +76,7 @@ def beside(results: Results) -> pd.DataFrame:
             rows.append(
                 {
                     "whose": f"published, {model}",
+                    "chooses among": KINDS["eagle3"],
                     "strategy": NAMES[method],
                     "speed-up": values.at[method, "tokens/s"] / values.at["Vanilla", "tokens/s"],
                     "of hedge": values.at[method, "tokens/s"] / values.at["HedgeSpec", "tokens/s"],
@@ -46,12 +84,15 @@ def beside(results: Results) -> pd.DataFrame:
                 }
             )
     measured = score(results.frame)
-    for group, part in [] if measured.empty else measured.groupby("group", sort=False):
+    among = {} if measured.empty else chooses_among(results.frame)
+    for group in sorted(measured["group"].unique() if among else (), key=lambda name: among[name] != KINDS["eagle3"]):
+        part = measured[measured["group"] == group]
         hedge = part.loc[part["strategy"] == "hedge", "speed-up"]
         for row in part.to_dict("records"):
             rows.append(
                 {
                     "whose": f"measured, {group}",
+                    "chooses among": among[group],
                     "strategy": row["strategy"],
                     "speed-up": row["speed-up"],
                     "of hedge": row["speed-up"] / hedge.iloc[0] if len(hedge) else None,

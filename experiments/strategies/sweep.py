@@ -1,4 +1,5 @@
-"""UCB, EXP3 and Hedge live against no speculation, from the full pool and from experts for single domains."""
+"""UCB, EXP3 and Hedge live against no speculation, from the full pool and from experts for single domains: stores of
+text, and trained heads."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ POOL = ("prompt-lookup", "suffix", "token-recycling")
 TRAINED = ("eagle3", "hydra", "medusa")
 STRATEGIES = ("hedge", "ucb", "exp3", "mixture")
 EXPERTS = (2, 4, 7)
+KINDS = {"rest": ("experts", "experts"), "eagle3": ("heads", "experts (EAGLE heads)")}
+"""Kinds of experts: what ids and groups call them."""
 
 
 def _points(strategies: tuple[str, ...], budgets: tuple[int, ...], experts: tuple[int, ...]) -> tuple:
@@ -35,18 +38,20 @@ def _points(strategies: tuple[str, ...], budgets: tuple[int, ...], experts: tupl
     ]
     points += [
         Configuration(
-            f"{name}-experts{count}-{order}",
+            f"{name}-{short}{count}-{order}",
             LIVE,
             {
                 **common,
                 "budgets": budgets[:1],  # as published: the choice is among experts alone
-                "group": f"{count} experts, {order}",
+                "group": f"{count} {long}, {order}",
                 "pool": (),
                 "experts": count,
+                "expert": kind,
                 "strategy": name,
                 "order": order,
             },
         )
+        for kind, (short, long) in KINDS.items()
         for count in experts
         for order in ("shuffle", "blocks")
         for name in strategies
