@@ -14,8 +14,8 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
     """What a drafter is and needs, as plain values.
 
     `path` says whether it takes weights or data: "none", "optional" or "required"; `weights_for` names the targets that
-    the weights called `weights` are shipped for. Every drafter is lossless, since drafts only suggest; what can be lossy is a verification
-    rule.
+    the weights called `weights` are shipped for. Every drafter is lossless, since drafts only suggest; what can be
+    lossy is a verification rule.
     """
     from adaptspec.cli.common import weights_argument
     from adaptspec.drafters import make_drafter

@@ -112,7 +112,8 @@ def load_cell(
             weights.card,
         )
     elif source is None:
-        folder = shipped_for(target, shipped, name=name, command="adaptspec train")
+        trained = shipped.partition("-")[0]  # variants by loss are of one kind
+        folder = shipped_for(target, shipped, name=name, command=f"adaptspec train {trained}")
         where, weights = str(folder), _from_folder(folder)
     elif is_weights_folder(source):
         where = str(source)

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.drafters.base import Drafter, Needs
 from adaptspec.drafters.registry import register_drafter
-from adaptspec.pretrained import is_weights_folder, shipped_folder
+from adaptspec.pretrained import is_weights_folder
 from adaptspec.trees import beam_rerank
 from adaptspec.types import DraftContext, DraftTree, Observation, Siblings
 
@@ -59,8 +59,6 @@ class DraftModel(Drafter):
         max_depth: int = 8,
         min_confidence: float = 0.0,
     ) -> None:
-        if path is None and shipped_folder("draft-model") is None:
-            raise ValueError("drafter 'draft-model' needs a path or hub id: write 'draft-model:PATH'; none is shipped")
         if branching < 1:
             raise ValueError(f"branching must be >= 1, got {branching}")
         if max_depth < 1:
@@ -109,18 +107,18 @@ class DraftModel(Drafter):
 
     def _load(self, target: Target) -> None:
         """The model, once; one that was trained for a target again when that changes."""
+        from adaptspec.drafters.cell_weights import shipped_for
         from adaptspec.drafters.small_model import load_small_model
         from adaptspec.target.hf import HFTarget
         from adaptspec.target.loading import load_target
 
         model: Any = self.path
-        if model is None:
-            model = shipped_folder("draft-model")
-            assert model is not None  # since the drafter was made
-            model = str(model)
-        if isinstance(model, str) and is_weights_folder(model):
+        if model is None or (isinstance(model, str) and is_weights_folder(model)):
             if not isinstance(target, HFTarget):
                 raise ValueError(f"draft-model needs a transformers target, got {type(target).__name__}")
+            if model is None:
+                command = "adaptspec train draft-model"
+                model = str(shipped_for(target, self.weights, name=self.name, command=command))
             if self._made_for is not target.model:
                 self._runner = HFTarget(load_small_model(model, target), tokenizer=target.tokenizer)
                 self._made_for, self._view = target.model, None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adaptspec.drafters.cell_weights import check_target, target_fingerprint
+from adaptspec.drafters.cell_weights import check_target, shipped_for, target_fingerprint
 from adaptspec.drafters.checkpoints import load_checkpoint
 from adaptspec.drafters.hydra_heads import HydraConfig, HydraHeads
 from adaptspec.drafters.medusa_heads import MedusaConfig, MedusaHeads
-from adaptspec.pretrained import is_weights_folder, load_weights, shipped_folder
+from adaptspec.pretrained import is_weights_folder, load_weights
 
 if TYPE_CHECKING:
     from adaptspec.target.hf import HFTarget
@@ -27,16 +27,10 @@ def load_heads(path: str | None, *, kind: str, target: HFTarget) -> torch.nn.Mod
         path: a folder that `save_weights` wrote, a published checkpoint, or None for the shipped weights.
 
     Raises:
-        ValueError: nothing is shipped, or the weights are of another kind or damaged.
+        ValueError: none are shipped for this target, or the weights are of another kind or damaged.
     """
     if path is None:
-        folder = shipped_folder(kind)
-        if folder is None:
-            raise ValueError(
-                f"no weights for drafter {kind!r} are shipped; train some with `adaptspec train {kind}`, "
-                f"or give a checkpoint: '{kind}:PATH'"
-            )
-        path = str(folder)
+        path = str(shipped_for(target, kind, name=kind, command=f"adaptspec train {kind}"))
     if not is_weights_folder(path):
         return load_checkpoint(path, kind=kind, target=target)[0]
     tensors, card = load_weights(path)

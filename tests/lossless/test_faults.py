@@ -194,7 +194,6 @@ BAD_SPECS = [
     ({"pool": "suffix"}, "pool must be a list"),
     ({"pool": ["suffix", "suffix"]}, "twice"),
     ({"pool": ["suffix:here"]}, "takes no path"),
-    ({"pool": ["draft-model"], "strategy": "fixed:draft-model@4"}, "needs a path or hub id"),
     ({"pool": ["suffix"], "strategy": "fixed:sam@8"}, "not in the pool: suffix"),
     ({"pool": ["suffix"], "strategy": "fixed:suffix"}, "arm must look like"),
     ({"pool": ["suffix"], "strategy": "fixd:suffix@8"}, "unknown strategy"),
