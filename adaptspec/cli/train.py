@@ -186,6 +186,9 @@ def _add_kind(kind: str, summary: str) -> None:
         ] = False,
         features: Features = None,
         batch: Annotated[int, typer.Option("--batch", metavar="N", help="Rows per step.")] = 2048,
+        checks: Annotated[
+            int, typer.Option("--checks", metavar="N", help="Looks at held-out texts over the run.")
+        ] = 10,
         dtype: options.Dtype = "auto",
         device: options.Device = "auto",
         threads: options.Threads = None,
@@ -195,7 +198,7 @@ def _add_kind(kind: str, summary: str) -> None:
         from adaptspec.cli.common import check_at_least, load_model
         from adaptspec.cli.progress import reporter
 
-        check_at_least(1, batch=batch, rows=rows, threads=threads, unroll=unroll, steps=steps)
+        check_at_least(1, checks=checks, batch=batch, rows=rows, threads=threads, unroll=unroll, steps=steps)
         check_at_least(1, intermediate=intermediate)
         if steps is None and minutes is None:
             raise ValueError("give --minutes or --steps")
@@ -212,6 +215,7 @@ def _add_kind(kind: str, summary: str) -> None:
             lr=(chosen.lr if optimiser == "muon" else 1e-3) if lr is None else lr,
             optimiser=optimiser,
             precision=precision,
+            evaluations=checks,
             seed=seed,
         )
         how = TrainOptions(

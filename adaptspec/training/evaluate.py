@@ -10,7 +10,7 @@ import torch
 
 from adaptspec.training.batches import Batch
 from adaptspec.training.losses import Targets, acceptance
-from adaptspec.training.step_losses import hits, targets_of
+from adaptspec.training.step_losses import ranks, targets_of
 from adaptspec.training.unroll import Rollout
 
 TOPS = (1, 3, 8)
@@ -85,7 +85,8 @@ def evaluate(
             logits = step.logits(rows, head).float()
             # What counts is the target's own choice, not the token that was drawn.
             wanted = row_of[batch.argmax[:, :, number][rows]]
-            hit = [hits(logits, wanted, count=count) for count in TOPS]
+            rank = ranks(logits, wanted)
+            hit = [rank < count for count in TOPS]
             targets: Targets = targets_of(batch, number, rows)
             for i, values in enumerate([*hit, acceptance(logits, targets)]):
                 found[i, number] += float(values.double().sum())

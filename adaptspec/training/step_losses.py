@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from adaptspec.training.batches import Batch
@@ -87,5 +88,14 @@ def targets_of(batch: Batch, step: int, rows: tuple[torch.Tensor, ...]) -> Targe
 
 def hits(logits: torch.Tensor, labels: torch.Tensor, *, count: int) -> torch.Tensor:
     """bool [N], whether the label is among the `count` largest logits [N, R]; False for label -1. Ties count for it."""
-    own = logits.gather(1, labels.clamp(min=0)[:, None])
-    return ((logits > own).sum(dim=1) < count) & (labels >= 0)
+    return ranks(logits, labels) < count
+
+
+def ranks(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """int64 [N], how many logits of a row [N, R] are larger than its label's; R for label -1."""
+    larger = logits > logits.gather(1, labels.clamp(min=0)[:, None])
+    if logits.device.type == "cpu":  # numpy counts ten times faster than torch
+        found = torch.from_numpy(np.count_nonzero(larger.numpy(), axis=1))
+    else:
+        found = larger.sum(dim=1)
+    return torch.where(labels >= 0, found, logits.shape[1])
