@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from adaptspec import pretrained
+from adaptspec.files import whole_file
 
 _UNREADABLE = (
     ValueError,
@@ -98,7 +99,7 @@ def count_tokens(corpus: Iterable[Sequence[int] | np.ndarray], *, vocab_size: in
 
 
 def save_frequencies(path: str | os.PathLike[str], frequencies: FrequencyList) -> None:
-    """Write a list as .safetensors, .json or .npy (which holds the ids only).
+    """Write a list as .safetensors, .json or .npy (which holds the ids only); whole or not at all.
 
     Raises:
         ValueError: another suffix.
@@ -108,17 +109,18 @@ def save_frequencies(path: str | os.PathLike[str], frequencies: FrequencyList) -
     said = {"source": frequencies.source}
     if frequencies.vocab_size is not None:
         said["vocab_size"] = str(frequencies.vocab_size)
-    if path.suffix == ".safetensors":
-        from safetensors.numpy import save_file
-
-        save_file({"token_ids": ids}, path, metadata=said)
-    elif path.suffix == ".json":
-        document = {**said, "vocab_size": frequencies.vocab_size, "token_ids": ids.tolist()}
-        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    elif path.suffix == ".npy":
-        np.save(path, ids, allow_pickle=False)
-    else:
+    if path.suffix not in (".safetensors", ".json", ".npy"):
         raise ValueError(f"path must end in .safetensors, .json or .npy, got {path}")
+    with whole_file(path) as file:
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import save
+
+            file.write(save({"token_ids": ids}, metadata=said))
+        elif path.suffix == ".json":
+            document = {**said, "vocab_size": frequencies.vocab_size, "token_ids": ids.tolist()}
+            file.write(f"{json.dumps(document)}\n".encode())
+        else:
+            np.save(file, ids, allow_pickle=False)
 
 
 def load_frequencies(path: str | os.PathLike[str]) -> FrequencyList:
