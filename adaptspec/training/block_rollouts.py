@@ -212,7 +212,7 @@ class PrefixRollout:
         """The backbone's logits [N, R] with siblings and "other" corrected; moves `path` and `above` on by a token."""
         scorer = self.model.scorer
         with torch.no_grad():
-            marginals = torch.log_softmax(logits, dim=-1)
+            marginals = torch.log_softmax(logits.float(), dim=-1)
             top = marginals.topk(min(SIBLINGS[0], marginals.shape[1]), dim=-1)
             ranks = torch.arange(top.indices.shape[1], device=logits.device)
             widths = torch.tensor(SIBLINGS, device=logits.device)[(batch.positions[rows] + step) % len(SIBLINGS)]

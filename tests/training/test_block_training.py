@@ -227,9 +227,10 @@ def test_a_small_corpus_is_learnt_to_a_high_acceptance(learnt: tuple[Path, Any],
         make_drafter(f"ddtree:{folder}").bind(HFTarget(tiny_models.make_llama(layers=3, seed=9)))
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["treeflash", "taps"])
 def test_small_modules_are_trained_on_it(
-    kind: str, learnt: tuple[Path, Any], circle: tuple[Any, Path], tmp_path: Path
+    kind: str, precision: str, learnt: tuple[Path, Any], circle: tuple[Any, Path], tmp_path: Path
 ) -> None:
     """TreeFlash on a backbone that knows nothing: the token before says what comes next. TAPS on one that is not sure
     enough of what it knows."""
@@ -241,7 +242,8 @@ def test_small_modules_are_trained_on_it(
             backbone.norm.weight.mul_(0.3)
     save_backbone(tmp_path / "dflash", backbone, target=target_fingerprint(model), card={}, bits=32)
     options = replace(OPTIONS, backbone=str(tmp_path / "dflash"))
-    settings = TrainingSettings(steps=30 if kind == "treeflash" else 20, evaluations=1, lr=0.05)
+    steps = 30 if kind == "treeflash" else 20
+    settings = TrainingSettings(steps=steps, evaluations=1, lr=0.05, precision=precision)
     progress = train_drafter(kind, model, answers=answers, folder=tmp_path / kind, settings=settings, options=options)
     first, best = progress.history[0], progress.best
     assert best["alpha"][1] > first["alpha"][1] + 0.05 and best["alpha"][4] > first["alpha"][4] + 0.05
