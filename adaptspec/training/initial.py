@@ -81,7 +81,8 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def make_initial_cell(
     config: CellConfig, *, parts: TargetParts, layer: nn.Module, seed: int, copy: bool = True, scale: float = 1.0
 ) -> Cell:
-    """A new cell; with `copy` its layer starts as the target's last one, run on its last tap.
+    """A new cell; with `copy` its layer starts as the target's last one, run on its last tap, or, where it has no norm
+    on its way in, as the identity.
 
     Args:
         layer: the target's last decoder layer.
@@ -110,8 +111,20 @@ def make_initial_cell(
                 _copy(own.norm, parts.norm)
                 _take_last(own.eh_proj, scale)
         else:
-            _copy_layer(cell.layers[0], layer)
+            _begin_as_identity(cell, parts)
     return cell
+
+
+def _begin_as_identity(cell: Cell, parts: TargetParts) -> None:
+    """Let a cell whose layer has no norm on its way in (EAGLE, GRIFFIN) give nearly the hidden state it is given. A
+    copy of the target's layer would be out of scale there, and far more so after each step of the recursion."""
+    fuse = cell.fc if isinstance(cell.fc, nn.Linear) else cell.fc.fc
+    size = fuse.weight.shape[0]
+    _take_last(fuse, 1.0)
+    fuse.weight[:, :-size].mul_(10.0 / parts.embed.weight.float().pow(2).mean().sqrt())  # embeddings can be tiny
+    for name, weight in cell.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.mul_(0.1)
 
 
 @torch.no_grad()

@@ -46,5 +46,5 @@ def _points(drafters: tuple[str, ...], strategies: tuple[str, ...], budgets: tup
     return (Configuration("ar", LIVE, baseline), *points)
 
 
-QUICK = Sweep(_points((*FREE[:6], "eagle3"), STRATEGIES, (8,)), seeds=1, max_new_tokens=32, per_category=1, limit=6)
+QUICK = Sweep(_points((*FREE, *TRAINED), STRATEGIES, (8,)), seeds=1, max_new_tokens=24, per_category=1, limit=4)
 FULL = Sweep(_points((*FREE, *TRAINED), STRATEGIES, (8, 30, 60)), seeds=3, max_new_tokens=1024)
