@@ -21,6 +21,7 @@ VERSION = 1
 _SCALE = ".scale"
 _BITS = (4, 8, 16, 32)
 _GROUP = 32  # columns that share a scale in 4 bits
+_SHARES = tuple(share / 20 for share in range(20, 11, -1))  # of the scale that spares the largest number
 _OWN_KEYS = ("format", "version", "bits", "sha256", "tensors")
 
 
@@ -54,7 +55,8 @@ def save_weights(
         state_dict: floating-point tensors of any shape and whole-number tensors; names must not end in ".scale".
         card: plain values for JSON.
         bits: of floating-point tensors with two dimensions. 8: round(w / s) with one scale s = max|w| / 127 per row;
-            4: round(w / s) with a scale s = max|w| / 7 in float16 per row and 32 columns; 16: bfloat16; 32: float32.
+            4: round(w / s), cut off at 7, with a scale s in float16 per row and 32 columns, of max|w| / 7 and smaller
+            ones the one with the least squared error; 16: bfloat16; 32: float32.
             Other floating-point tensors are kept in float32, whole numbers as they are.
 
     Raises:
@@ -175,11 +177,19 @@ def _to_nibbles(name: str, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, -columns % _GROUP)).view(rows, -1, _GROUP)
-    scale = (padded.abs().amax(dim=2) / 7.0).half()
-    if not torch.isfinite(scale).all():
+    largest = padded.abs().amax(dim=2) / 7.0
+    if not torch.isfinite(largest.half()).all():
         raise ValueError(f"{name} must be at most {7 * 65504} in size to be kept in 4 bits")
-    safe = torch.where(scale > 0.0, scale.float(), 1.0)
-    whole = (padded / safe[:, :, None]).round().clamp(-7, 7).to(torch.int16).view(rows, -1) + 8
+    whole, scale, least = padded, largest.half(), torch.full_like(largest, torch.inf)
+    for share in _SHARES:
+        tried = (share * largest).half()
+        safe = torch.where(tried > 0.0, tried.float(), 1.0)[:, :, None]
+        rounded = (padded / safe).round().clamp(-7, 7)
+        error = (rounded * safe - padded).square().sum(dim=2)
+        better = error < least
+        whole = torch.where(better[:, :, None], rounded, whole)
+        scale, least = torch.where(better, tried, scale), torch.where(better, error, least)
+    whole = whole.to(torch.int16).view(rows, -1) + 8
     return (whole[:, ::2] | whole[:, 1::2] << 4).to(torch.uint8)[:, : (columns + 1) // 2].contiguous(), scale
 
 
