@@ -90,7 +90,16 @@ ROUTERS: dict[str, type[Router]] = {router.kind: router for router in (CoralRout
 def save_router(folder: str | os.PathLike[str], router: Router, facts: Mapping[str, Any] | None = None) -> None:
     """Write a router as a weights folder; `facts` (data, steps, loss, coverage, ...) go on its card."""
     card = {**(facts or {}), "kind": router.kind, "config": router.config()}
-    save_weights(folder, router.state_dict(), card)
+    state = {
+        name: tensor if tensor.is_floating_point() else _in_few_bytes(tensor)
+        for name, tensor in router.state_dict().items()
+    }
+    save_weights(folder, state, card)
+
+
+def _in_few_bytes(whole: torch.Tensor) -> torch.Tensor:
+    """The same numbers; a router takes them as int64 again."""
+    return whole.to(torch.int16 if whole.numel() and int(whole.max()) < 2**15 else torch.int32)
 
 
 def load_router(folder: str | os.PathLike[str], *, kind: str) -> Router:
