@@ -168,4 +168,4 @@ def test_shipped_weights_are_found_by_name() -> None:
         folder = shipped_folder(name)
         assert folder is not None
         state, card = load_weights(folder)
-        assert state and card["kind"] and card["target"]
+        assert state and card["kind"] and card["answers"]

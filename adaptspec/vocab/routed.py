@@ -37,7 +37,8 @@ class RoutedHead(VocabHead):
         if (router.row_count, router.hidden_size) != (count, width):
             raise ValueError(
                 f"the router of vocab {self.name!r} is for a head of {router.row_count} rows and hidden size "
-                f"{router.hidden_size}, this one has {count} and {width}"
+                f"{router.hidden_size}, this one has {count} and {width}; train one for it "
+                f"(adaptspec.vocab.train_router) and write {self.kind}:FOLDER"
             )
         self._router = copy.deepcopy(router).to(device=device, dtype=self.weight.dtype).eval()
         group_of = router.group_of.cpu().numpy()
