@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-from filelock import Timeout as LockTaken
-
 from adaptspec.cli.outputs import write_output
 from adaptspec.cli.prompts import Prompt
+from experiments.folder_lock import folder_lock
 
 FORMAT = "adaptspec-experts"
 VERSION = 1
@@ -67,22 +65,9 @@ class ExpertFolder:
                     )
         return folder
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other processes out, until this one ends at the latest.
-
-        Raises:
-            RuntimeError: another one is at work here.
-        """
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except LockTaken:
-            raise RuntimeError(f"another process is at work in {self.path}") from None
-        try:
-            yield
-        finally:
-            lock.release()
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other processes out, see `folder_lock`."""
+        return folder_lock(self.path)
 
     def listing(self) -> dict[str, Any]:
         """The content of `experts.json`.

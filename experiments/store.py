@@ -11,16 +11,14 @@ Configurations that failed or could not be computed leave `problems/<id>.json`; 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-from filelock import Timeout as LockTaken
-
 from adaptspec.cli.outputs import write_output
+from experiments.folder_lock import folder_lock
 from experiments.tasks import Outcome
 
 if TYPE_CHECKING:
@@ -71,22 +69,9 @@ class RunFolder:
             raise ValueError(f"{path} is not a run of version {VERSION}, got {manifest.get('version')!r}")
         return folder
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other drivers out, until this process ends at the latest.
-
-        Raises:
-            RuntimeError: another one is at work here.
-        """
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except LockTaken:
-            raise RuntimeError(f"another process is at work in {self.path}") from None
-        try:
-            yield
-        finally:
-            lock.release()
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other processes out, see `folder_lock`."""
+        return folder_lock(self.path)
 
     def manifest(self) -> dict[str, Any]:
         """What was asked for."""
