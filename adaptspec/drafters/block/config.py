@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from adaptspec.drafters.cells.config import check_attention, check_fields, check_size
-
-_SIZES = (
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "num_layers",
-)
+from adaptspec.drafters.cells.config import SIZES, check_attention, check_fields, check_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +46,7 @@ class BackboneConfig:
     sliding_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in SIZES:
             check_size(name, getattr(self, name))
         check_size("block_size", self.block_size, least=2)
         if self.mask_token_id is not None:
@@ -99,7 +90,7 @@ class BackboneConfig:
             cls,
             values,
             of="a backbone",
-            needed=(*_SIZES[:5], "taps"),
+            needed=(*SIZES[:5], "taps"),
             layers=("taps",),
             optional_layers=("sliding_layers",),
         )

@@ -10,7 +10,7 @@ from typing import Any
 from adaptspec.names import unknown_name
 
 KINDS = ("eagle1", "eagle3", "griffin", "mtp", "confu")
-_SIZES = (
+SIZES = (
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
@@ -18,6 +18,7 @@ _SIZES = (
     "intermediate_size",
     "num_layers",
 )
+"""Fields that must be whole numbers >= 1, of cells and of block drafters' backbones alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class CellConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise unknown_name("kind of cell", self.kind, KINDS)
-        for name in _SIZES:
+        for name in SIZES:
             check_size(name, getattr(self, name))
         for name in ("draft_vocab_size", "rotary_dim", "sliding_window", "soft_prompts", "contemplates", "mixed"):
             if getattr(self, name) is not None:
@@ -117,7 +118,7 @@ class CellConfig:
         Raises:
             ValueError: unknown, missing or impossible fields.
         """
-        check_fields(cls, values, of="a cell", needed=(*_SIZES[:5], "kind", "taps"), layers=("taps",))
+        check_fields(cls, values, of="a cell", needed=(*SIZES[:5], "kind", "taps"), layers=("taps",))
         return cls(**values)
 
 
