@@ -52,6 +52,7 @@ _MEASURES = {
     "tau": "mean accepted length",
     "speedup": "speed-up",
     "headline": "headline",
+    "column_25": "mean accepted length",
     "column_28": "tokens/s",
     "column_29": "mean accepted length",
 }

@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from experiments.analysing import Results, bars, live_scores, new_figure
+from experiments.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAMES = {
-    "eagle": ("EAGLE", "EAGLE-self"),
-    "eagle3": ("Eagle3", "ConFu"),
-    "medusa": ("Medusa",),
-    "lookahead": ("Lookahead",),
-    "rest": ("REST",),
-    "layer-skip": ("Kangaroo", "CATS"),
-    "mtp": ("MiMo-V2-Flash", "DeepSeek-V3", "GLM-4.7-Flash"),
-}
-"""Drafters by the beginning of their name here, and published methods of the same kind."""
 
 
 def score(frame: pd.DataFrame) -> pd.DataFrame:
@@ -43,12 +33,11 @@ def tables(results: Results) -> dict[str, pd.DataFrame]:
 
 
 def beside(results: Results) -> pd.DataFrame:
-    """Per measured method, published speed-ups ("headline") of the same kind, with their models and machines."""
+    """Per measured method, published speed-ups ("headline") of the same systems, with their models and machines."""
     rows = []
     measured = score(results.frame)
     headlines = results.published[results.published["measure"] == "headline"]
     for row in [] if measured.empty else measured.to_dict("records"):
-        drafter = row["method"].partition("@")[0]
         rows.append(
             {
                 "whose": "measured",
@@ -59,8 +48,8 @@ def beside(results: Results) -> pd.DataFrame:
                 "with": "",
             }
         )
-        wanted = {name for prefix, names in NAMES.items() if drafter.startswith(prefix) for name in names}
-        for other in headlines[headlines["method"].isin(wanted)].to_dict("records"):
+        same = [system.rows(headlines) for system in SYSTEMS if system.measures(row["method"])]
+        for other in pd.concat(same).to_dict("records") if same else []:
             rows.append(
                 {
                     "whose": "published",
