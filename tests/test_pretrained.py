@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptspec import pretrained
-from adaptspec.pretrained import load_weights, read_card, save_weights, shipped_folder, shipped_names
+from adaptspec.pretrained import load_weights, read_card, save_weights, shipped_folder, shipped_names, without_base
 
 STATE = {
     "fc.weight": torch.randn((6, 9), generator=torch.Generator().manual_seed(0)) * torch.arange(6.0)[:, None],
@@ -169,3 +169,32 @@ def test_shipped_weights_are_found_by_name() -> None:
         assert folder is not None
         state, card = load_weights(folder)
         assert state and card["kind"] and card["answers"]
+
+
+def test_weights_may_sit_on_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = {"base": tmp_path / "base"}
+    monkeypatch.setattr("adaptspec.pretrained.store.shipped_folder", lambda name: shipped.get(name))
+    save_weights(shipped["base"], STATE, CARD, bits=4)
+    base, _ = load_weights(shipped["base"])
+    more = {**base, "more.weight": torch.ones(3, 2)}
+    own, card = without_base(more, CARD, "base")
+    assert list(own) == ["more.weight"]
+    save_weights(tmp_path / "on", own, card, bits=32)
+    state, found = load_weights(tmp_path / "on")
+    assert state.keys() == more.keys() and all(torch.equal(state[name], more[name]) for name in more)
+    assert found == {**CARD, "base": {"name": "base", "sha256": read_card(shipped["base"])["sha256"]}}
+    for wrong, message in (
+        ({**more, "fc.weight": base["fc.weight"] + 1.0}, "must hold all 4 tensors of 'base' as they are, and others"),
+        (base, "and others"),
+        ({"more.weight": torch.ones(3, 2)}, "must hold all 4 tensors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            without_base(wrong, CARD, "base")
+    with pytest.raises(ValueError, match="base must be the name of shipped weights .*, got 'other'"):
+        without_base(more, CARD, "other")
+    save_weights(shipped["base"], {**STATE, "scalar": torch.tensor(1.0)}, CARD, bits=4)
+    with pytest.raises(ValueError, match="belongs on the weights 'base' of another version"):
+        load_weights(tmp_path / "on")
+    shipped.clear()
+    with pytest.raises(ValueError, match="belongs on the weights 'base' of another version"):
+        load_weights(tmp_path / "on")

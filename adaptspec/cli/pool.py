@@ -45,10 +45,16 @@ def describe_drafter(name: str, cls: Any) -> dict[str, Any]:
 
 def weights_for(name: str) -> list[str]:
     """Targets that come with weights of this name, by the name they are loaded with."""
-    from adaptspec.pretrained import read_card, shipped_folder
+    from adaptspec.drafters.draft_policies import read_policies
+    from adaptspec.drafters.griffin_gs import read_static_tree
+    from adaptspec.pretrained import read_card, shipped_folder, shipped_rule
 
-    folder = shipped_folder(name)
-    return [] if folder is None else [read_card(folder)["answers"]["origin"]["model"]]
+    if (folder := shipped_folder(name)) is not None:
+        return [read_card(folder)["answers"]["origin"]["model"]]
+    if name and (rule := shipped_rule(name)) is not None:
+        read = read_static_tree if rule.suffix == ".json" else read_policies
+        return [read(rule).card["provenance"]["model"]]
+    return []
 
 
 def describe_vocab_head(kind: str, cls: Any) -> dict[str, Any]:

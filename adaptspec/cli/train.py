@@ -123,13 +123,19 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Weights of 'adaptspec train'.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the smaller ones go.")],
     bits: Annotated[int, typer.Option("--bits", metavar="N", help="Of matrices: 4, 8, 16 or 32.")] = 4,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NAME", help="Leave out what the shipped weights NAME hold just so."),
+    ] = None,
 ) -> None:
     """Keep weights in fewer bits: 4 are half as large as the 8 that training writes."""
-    from adaptspec.pretrained import is_weights_folder, load_weights, save_weights
+    from adaptspec.pretrained import is_weights_folder, load_weights, save_weights, without_base
 
     if is_weights_folder(out):
         raise ValueError(f"{out} already holds weights; choose another folder")
     state, card = load_weights(folder)
+    if base is not None:
+        state, card = without_base(state, card, base)
     save_weights(out, state, card, bits=bits)
     size = sum(path.stat().st_size for path in out.iterdir())
     typer.echo(f"wrote {out}: {size / 1e6:.1f} MB", err=True)
@@ -177,6 +183,9 @@ def _add_kind(kind: str, summary: str) -> None:
                 help="Go on from weights of this kind, also shipped ones by name; confu also from eagle3.",
             ),
         ] = None,
+        frozen: Annotated[
+            bool, typer.Option("--frozen", help="Of confu: keep the eagle3 of --start as it is, train what is added.")
+        ] = False,
         backbone: Annotated[
             str | None,
             typer.Option("--backbone", metavar="FOLDER", help="Of treeflash and taps: a dflash. [default: shipped]"),
@@ -227,6 +236,7 @@ def _add_kind(kind: str, summary: str) -> None:
             intermediate=intermediate,
             taps=layers,
             start=start,
+            frozen=frozen,
             backbone=backbone,
             copy=not fresh,
             batch_rows=batch,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from adaptspec.drafters.base import Drafter
 from adaptspec.drafters.lookup import whole_number
 from adaptspec.drafters.registry import register_drafter
-from adaptspec.drafters.sized import SizedDrafter, make_backbone
+from adaptspec.drafters.sized import SizedDrafter, make_backbone, shipped_rule_of
 from adaptspec.types import DraftContext, DraftTree
 
 if TYPE_CHECKING:
@@ -84,16 +84,21 @@ class GriffinGS(SizedDrafter):
     output.
 
     Args:
-        path: a file of that command, or a `StaticTree`.
+        path: a file of that command, or a `StaticTree`; None for what was found for the embedded model on a CPU.
         drafter: in place of the one that the file names.
 
     Raises:
         ValueError: a damaged file, or another kind of drafter; on `bind`, another target than the one searched on.
     """
 
-    summary = "GRIFFIN's trees with the depth and size that a grid search found fastest here"
+    summary = "GRIFFIN's trees with the depth and size that a grid search found fastest"
+    weights = "griffin-gs"
 
-    def __init__(self, path: str | os.PathLike[str] | StaticTree, *, drafter: str | Drafter | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | StaticTree | None = None, *, drafter: str | Drafter | None = None
+    ) -> None:
+        if path is None:
+            path = shipped_rule_of(self.name)
         self.setting = path if isinstance(path, StaticTree) else read_static_tree(path)
         self._where = "the static tree" if isinstance(path, StaticTree) else str(path)
         named = self.setting.drafter if drafter is None else drafter

@@ -11,7 +11,7 @@ import numpy as np
 from adaptspec.drafters.base import Drafter
 from adaptspec.drafters.draft_policies import EVERY, MOST_DEPTH, MOST_NODES, DraftPolicies, describe_tree, read_policies
 from adaptspec.drafters.registry import register_drafter
-from adaptspec.drafters.sized import SizedDrafter, make_backbone
+from adaptspec.drafters.sized import SizedDrafter, make_backbone, shipped_rule_of
 from adaptspec.trees import truncate
 from adaptspec.types import DraftContext, DraftTree
 
@@ -30,7 +30,7 @@ class GriffinLTD(SizedDrafter):
     time is part of drafting. How they are trained: `adaptspec train griffin-ltd`.
 
     Args:
-        path: a file of that command, or `DraftPolicies`.
+        path: a file of that command, or `DraftPolicies`; None for those trained for the embedded model.
         drafter: in place of the one that the file names.
 
     Raises:
@@ -38,8 +38,13 @@ class GriffinLTD(SizedDrafter):
     """
 
     summary = "GRIFFIN's trees, depth and size chosen by two trained policies (Learning to Draft, 2603.01639)"
+    weights = "griffin-ltd"
 
-    def __init__(self, path: str | os.PathLike[str] | DraftPolicies, *, drafter: str | Drafter | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | DraftPolicies | None = None, *, drafter: str | Drafter | None = None
+    ) -> None:
+        if path is None:
+            path = shipped_rule_of(self.name)
         self.policies = path if isinstance(path, DraftPolicies) else read_policies(path)
         self._where = "the policies" if isinstance(path, DraftPolicies) else str(path)
         named = self.policies.drafter if drafter is None else drafter

@@ -16,7 +16,8 @@ class MTP(FeatureRecursive):
 
 @register_drafter("mtp1")
 class MTP1(MTP):
-    """One prediction layer, applied again and again, trained with cross-entropy on the data's tokens."""
+    """One prediction layer, applied again and again. Published ones are trained with cross-entropy on the data's
+    tokens, the one that comes along with the KL loss."""
 
     summary = "one multi-token-prediction layer, reused (2412.19437)"
     layers = 1
@@ -29,7 +30,7 @@ class MTP1KL(MTP):
 
     summary = "one multi-token-prediction layer trained with the KL loss"
     layers = 1
-    weights = "mtp1-kl"
+    weights = "mtp1"
 
 
 @register_drafter("mtp1-lk")

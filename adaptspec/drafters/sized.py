@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from adaptspec.drafters.base import Drafter
 from adaptspec.drafters.feature_recursive import FeatureRecursive
 from adaptspec.drafters.registry import DRAFTERS, make_drafter
+from adaptspec.pretrained import shipped_rule
 from adaptspec.types import DraftContext, ExtraRows, Observation, PairedRows
 
 if TYPE_CHECKING:
@@ -45,7 +47,11 @@ class SizedDrafter(Drafter):
             from adaptspec.drafters.target_parts import target_parts
 
             target_parts(target, drafter=self.name)  # says so if it is none of transformers
-            check_target(card, target, where=where)  # type: ignore[arg-type]
+            try:
+                check_target(card, target, where=where)  # type: ignore[arg-type]
+            except ValueError as error:
+                hint = f"make one with `adaptspec train {self.name}` and write {self.name}:FILE"
+                raise ValueError(f"{error}; {hint}") from error
 
     def prefill(
         self,
@@ -79,6 +85,17 @@ class SizedDrafter(Drafter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.backbone.load_state_dict(state)
+
+
+def shipped_rule_of(name: str) -> Path:
+    """The file of the rule that is shipped for the embedded model.
+
+    Raises:
+        FileNotFoundError: none is.
+    """
+    if (path := shipped_rule(name)) is None:
+        raise FileNotFoundError(f"{name} needs a file and none is shipped; make one with: adaptspec train {name}")
+    return path
 
 
 def make_backbone(drafter: str | Drafter, *, max_depth: int) -> FeatureRecursive:

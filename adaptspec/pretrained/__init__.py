@@ -9,6 +9,8 @@ from adaptspec.pretrained.store import (
     save_weights,
     shipped_folder,
     shipped_names,
+    shipped_rule,
+    without_base,
 )
 
 __all__ = [
@@ -20,4 +22,6 @@ __all__ = [
     "save_weights",
     "shipped_folder",
     "shipped_names",
+    "shipped_rule",
+    "without_base",
 ]

@@ -22,12 +22,18 @@ _SCALE = ".scale"
 _BITS = (4, 8, 16, 32)
 _GROUP = 32  # columns that share a scale in 4 bits
 _SHARES = tuple(share / 20 for share in range(20, 11, -1))  # of the scale that spares the largest number
+_BASE = "base"
 _OWN_KEYS = ("format", "version", "bits", "sha256", "tensors")
 
 
 def shipped_folder(name: str) -> Path | None:
     """The folder of this package with the weights called `name`, None if none are shipped."""
     return Path(__file__).parent / name if name in shipped_names() else None
+
+
+def shipped_rule(name: str) -> Path | None:
+    """The file of this package with the rule for sizes of trees called `name`, None if none is shipped."""
+    return next((Path(__file__).parent / "rules").glob(f"{name}.*"), None)
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -133,12 +139,32 @@ def read_card(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return card
 
 
+def without_base(
+    state_dict: Mapping[str, torch.Tensor], card: Mapping[str, Any], name: str
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors that shipped weights do not hold just so, and a card by which `load_weights` adds those.
+
+    Raises:
+        ValueError: no such weights are shipped, or none or all of these tensors are among them.
+    """
+    import torch
+
+    if (folder := shipped_folder(name)) is None:
+        raise ValueError(f"base must be the name of shipped weights ({', '.join(shipped_names())}), got {name!r}")
+    base, _ = load_weights(folder)
+    own = {key: value for key, value in state_dict.items() if key not in base or not torch.equal(value, base[key])}
+    if not own or len(own) + len(base) != len(state_dict):
+        raise ValueError(f"the weights must hold all {len(base)} tensors of {name!r} as they are, and others")
+    return own, {**card, _BASE: {"name": name, "sha256": read_card(folder)["sha256"]}}
+
+
 def load_weights(folder: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What `save_weights` wrote: tensors (floating-point ones in float32) and the card.
+    """What `save_weights` wrote: tensors (floating-point ones in float32) and the card; with those of the shipped
+    weights that the card may name as its base.
 
     Raises:
         FileNotFoundError: no such folder, or a file of it is missing.
-        ValueError: a damaged file, or one that does not hold the tensors that the card lists.
+        ValueError: a damaged file, one that does not hold the tensors that the card lists, or another base.
     """
     import torch
     from safetensors import SafetensorError
@@ -168,7 +194,18 @@ def load_weights(folder: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor
                 raise ValueError(f"{name}{_SCALE} in {path} must be one scale per row of an int8 matrix")
             tensor = tensor.float() * scale.float()[:, None]
         found[name] = tensor.float() if tensor.is_floating_point() else tensor
+    if (base := card.get(_BASE)) is not None:
+        found = {**_load_base(base, where=path), **found}
     return found, {key: value for key, value in card.items() if key not in _OWN_KEYS}
+
+
+def _load_base(base: Any, *, where: Path) -> dict[str, torch.Tensor]:
+    """The tensors that weights share with shipped ones."""
+    name, digest = (base.get("name"), base.get("sha256")) if isinstance(base, dict) else (None, None)
+    folder = shipped_folder(str(name))
+    if folder is None or read_card(folder)["sha256"] != digest:
+        raise ValueError(f"{where} belongs on the weights {name!r} of another version (sha256 {digest})")
+    return load_weights(folder)[0]
 
 
 def _to_nibbles(name: str, matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

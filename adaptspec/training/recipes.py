@@ -217,16 +217,18 @@ def make_trainee(
     return Trainee(HeadsRollout(heads, embed, norm), (parts.layers,), values, save)
 
 
-def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> Cell:
+def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0, frozen: bool = False) -> Cell:
     """Trained weights to go on from: those of the same kind, or for "confu" those of an EAGLE-3 cell, to which soft
     prompts and contemplate vectors are added.
 
     Args:
         source: see `find_start`.
         seed: of what is added.
+        frozen: only what is added is to be trained.
 
     Raises:
-        ValueError: weights of another kind or target, or with a head of their own, which is not trained here.
+        ValueError: weights of another kind or target, or with a head of their own, which is not trained here; frozen
+            weights to which nothing is added.
     """
     chosen = recipe(kind)
     if not chosen.cell:
@@ -245,6 +247,8 @@ def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> C
         raise ValueError(f"start must be weights without a head or embeddings of their own, got {source}")
     cell = weights.cell
     if found == chosen.cell:
+        if frozen:
+            raise ValueError(f"frozen is for 'confu' that starts with an 'eagle3' cell, got {kind!r} and {found!r}")
         return cell
     config = replace(cell.config, kind="confu", **CONFU_SIZES)
     with torch.random.fork_rng(devices=[]):
@@ -253,6 +257,9 @@ def load_start(kind: str, source: str | Path, model: Any, *, seed: int = 0) -> C
     assert isinstance(grown, ConFuCell)
     begin_future(grown, parts=target_parts(target, drafter=kind), seed=seed)
     grown.load_state_dict({**grown.state_dict(), **cell.state_dict()})
+    if frozen:
+        for name, parameter in grown.named_parameters():
+            parameter.requires_grad_(name not in cell.state_dict())
     return grown
 
 

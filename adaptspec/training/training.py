@@ -34,6 +34,7 @@ class TrainOptions:
         intermediate: units of a cell's MLP, by default as many as the target's layers have.
         taps: of "eagle3", "confu", "kangaroo" and "cats".
         start: weights to go on from, see `load_start`; they say the taps.
+        frozen: train only what "confu" adds to the cell that it starts with.
         backbone: folder that "treeflash" and "taps" are trained on, the shipped one by default.
         copy: begin as the target's last layer.
         batch_rows: padded rows per batch.
@@ -50,6 +51,7 @@ class TrainOptions:
     intermediate: int | None = None
     taps: tuple[int, ...] | None = None
     start: str | None = None
+    frozen: bool = False
     backbone: str | None = None
     copy: bool = True
     batch_rows: int = 2048
@@ -98,7 +100,11 @@ def train_drafter(
     if not corpus:
         raise ValueError(f"{answers} holds no answers yet")
     layers = len(inspect_model(model).layers)
-    start = None if options.start is None else load_start(kind, options.start, model, seed=settings.seed)
+    start = None
+    if options.start is not None:
+        start = load_start(kind, options.start, model, seed=settings.seed, frozen=options.frozen)
+    elif options.frozen:
+        raise ValueError("frozen keeps the cell of start as it is; give one, for example the shipped 'eagle3'")
     if start is not None and options.taps not in (None, start.config.taps):
         raise ValueError(f"taps are those of start, {list(start.config.taps)}, got {list(options.taps or ())}")
     if start is not None and options.intermediate is not None:
@@ -136,6 +142,7 @@ def train_drafter(
             "kind": kind,
             "answers": corpus_digest(store),
             "start": options.start,
+            **({"frozen": True} if options.frozen else {}),
             "config": trainee.config,
             **trainee.identity,
         },
@@ -143,7 +150,7 @@ def train_drafter(
         report=report,
         **_data(trainee, chosen, store, model=model, loss=loss, settings=settings, options=options),
     )
-    size = sum(parameter.numel() for parameter in trainee.rollout.module.parameters())
+    size = sum(parameter.numel() for parameter in trainee.rollout.module.parameters() if parameter.requires_grad)
     note(f"training {kind}: {size / 1e6:.1f} M parameters, loss {chosen.loss}, {chosen.unroll} steps unrolled")
     progress = trainer.run()
     card = {
@@ -154,6 +161,7 @@ def train_drafter(
         "seconds": round(progress.seconds, 1),
         "seed": settings.seed,
         "start": options.start,
+        "frozen": options.frozen,
         "held_out": progress.best,
         "history": progress.history,
         "command": list(command),

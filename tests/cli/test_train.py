@@ -112,7 +112,9 @@ def test_a_drafter_is_trained_and_written(
     assert f"training {kind}" in errors and "held-out chain" in errors and f"wrote {out}" in errors
 
 
-def test_confu_goes_on_from_eagle3(chat_folder: Path, answers: Path, tmp_path: Path) -> None:
+def test_confu_goes_on_from_eagle3(
+    chat_folder: Path, answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -133,6 +135,21 @@ def test_confu_goes_on_from_eagle3(chat_folder: Path, answers: Path, tmp_path: P
     result = spec.generate(model, ids, max_new_tokens=12)
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
     assert torch.equal(result.sequences, expected) and result.stats.set_aside == {}
+    frozen = tmp_path / "frozen"
+    assert main(["train", "confu", *common, "--out", str(frozen), "--start", str(eagle), "--frozen"]) == 0
+    (begun, _), (state, card) = load_weights(eagle), load_weights(frozen)
+    assert card["frozen"] and set(begun) < set(state)
+    for name, tensor in begun.items():  # both are written with 8 bits
+        assert torch.allclose(state[name], tensor, atol=float(tensor.abs().max()) / 100), name
+    moved = [name for name in set(state) - set(begun) if name.startswith("future_proj") and state[name].abs().max() > 0]
+    assert moved == ["future_proj.weight"]  # it began at 0
+    for options, message in (
+        (["eagle3", "--start", str(eagle)], "frozen is for 'confu' that starts with an 'eagle3' cell"),
+        (["confu", "--start", str(out)], "frozen is for 'confu' that starts with an 'eagle3' cell"),
+        (["confu"], "frozen keeps the cell of start as it is; give one"),
+    ):
+        assert main(["train", options[0], *common, "--out", str(tmp_path / "no"), "--frozen", *options[1:]]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_draft_model_is_trained(chat_folder: Path, answers: Path, tmp_path: Path) -> None:

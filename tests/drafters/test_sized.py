@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from adaptspec.cli.pool import describe_drafter
 from adaptspec.drafters import make_drafter
 from adaptspec.drafters.cell_weights import target_fingerprint
 from adaptspec.drafters.draft_policies import (
@@ -134,6 +135,19 @@ def test_another_target_is_refused(model: Any, tmp_path: Path) -> None:
             drafter.bind(HFTarget(other))
 
 
+@pytest.mark.parametrize("name", ["griffin-gs", "griffin-ltd"])
+def test_shipped_rules_are_the_embedded_models(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make_drafter(name)
+    with pytest.raises(
+        ValueError, match=f"was not trained for this target: .*; make one with `adaptspec train {name}`"
+    ):
+        drafter.bind(HFTarget(model))
+    assert describe_drafter(name, type(drafter))["weights_for"] == ["embedded"]
+    monkeypatch.setattr("adaptspec.drafters.sized.shipped_rule", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=f"{name} needs a file and none is shipped; make one with"):
+        make_drafter(name)
+
+
 def test_bad_files_and_drafters(tmp_path: Path) -> None:
     damaged = json.dumps({**json.loads(StaticTree(2, 5).to_json()), "depth": 0})
     for text, message in (
@@ -153,8 +167,6 @@ def test_bad_files_and_drafters(tmp_path: Path) -> None:
         make_drafter("griffin-gs", path=StaticTree(2, 5), drafter="suffix")
     with pytest.raises(ValueError, match="max_depth >= 5, got 'dynamic' and 3"):
         make_drafter("griffin-gs", path=StaticTree(5, 5), drafter=griffin(3))
-    with pytest.raises(ValueError, match="drafter 'griffin-gs' needs a path"):
-        make_drafter("griffin-gs")
     with pytest.raises(FileNotFoundError, match="adaptspec train griffin-gs"):
         make_drafter("griffin-gs", path=tmp_path)
     for nothing in (0, ""):
