@@ -66,13 +66,14 @@ class Clock:
 
 @dataclass(slots=True)
 class Proposals:
-    """Trees and seconds by `Arm.source`, what catching up took by drafter, and the rows that one drafter adds to the
-    pass."""
+    """Trees, seconds and offered rows by `Arm.source`, what catching up took by drafter, and the rows that one drafter
+    adds to the pass."""
 
     proposed: dict[str, DraftTree] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     catch_up_tokens: dict[str, int] = field(default_factory=dict)
     catch_up_seconds: dict[str, float] = field(default_factory=dict)
+    offered: dict[str, ExtraRows | PairedRows] = field(default_factory=dict)
     extra: ExtraRows | PairedRows | None = None
     extra_owner: str = ""
 
@@ -207,6 +208,7 @@ class Session:
                 target_probs=None if probabilities is None else probabilities[: len(emitted)],
                 catch_up_tokens=trees.catch_up_tokens,
                 catch_up_seconds=trees.catch_up_seconds,
+                offered_rows=trees.offered,
             ),
         )
         record = replace(
@@ -255,7 +257,8 @@ class Session:
         if depth < 1:
             return proposals
         assert self.tokens is not None
-        whole = DraftContext(self._root(), self.tokens.length - self._offset, depth, self.sampling, self.draft_rng)
+        length = self.tokens.length - self._offset
+        whole = DraftContext(self._root(), length, depth, self.sampling, self.draft_rng, rate=decision.rate)
         for arm in decision.asked:
             if arm.drafter in self.proposer.set_aside:
                 continue
@@ -270,8 +273,10 @@ class Session:
             tree, rows = self.proposer.propose(arm, drafter, context)
             proposals.proposed[arm.source] = tree
             proposals.seconds[arm.source] = clock.lap()
-            if rows is not None and (arm.source == decision.arm.source or decision.first_only):
-                proposals.extra, proposals.extra_owner = rows, arm.drafter
+            if rows is not None:
+                proposals.offered[arm.source] = rows
+                if arm.source == decision.arm.source or decision.first_only:
+                    proposals.extra, proposals.extra_owner = rows, arm.drafter
             if decision.first_only and len(tree):
                 break
         extra = proposals.extra

@@ -257,6 +257,8 @@ class DraftContext:
         sampling: the target's settings; a drafter that samples should use the same.
         rng: the only source of randomness a drafter may use.
         vocab: which rows of its head a drafter computes (`Arm.vocab`), for drafters that take one.
+        rate: tokens per second that the run makes. A drafter that runs once per depth may stop where a further pass is
+            expected to bring less; 0: draft what was asked for.
     """
 
     root: int
@@ -265,6 +267,7 @@ class DraftContext:
     sampling: Sampling
     rng: np.random.Generator
     vocab: str = "full"
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +352,7 @@ class Decision:
         propensity: the probability with which it was chosen.
         asked: drafters to ask and with which budget: the played one, and those that are only learnt from.
         first_only: ask in this order, and no further once one has proposed something.
+        rate: told to drafters as what their time is worth, see `DraftContext.rate`.
     """
 
     step_id: int
@@ -356,6 +360,7 @@ class Decision:
     propensity: float = 1.0
     asked: tuple[Arm, ...] = ()
     first_only: bool = False
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

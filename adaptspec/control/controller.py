@@ -15,6 +15,7 @@ from adaptspec.types import Arm, Decision, DraftTree, StepRecord
 
 if TYPE_CHECKING:
     from adaptspec.control.assembly import Candidates
+    from adaptspec.types import ExtraRows, PairedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class StepOutcome:
         tokens: int64, the tokens committed, bonus included.
         draft_seconds: by `Arm.source`.
         extra_rows: rows that a drafter added to the verify pass besides the tree.
+        offered_rows: by `Arm.source`, the rows that asked drafters would add, were they played.
         finished: the request ended, so that `tokens` may be cut short.
         target_probs: float32 [T, V], row k is the distribution that `tokens[k]` was drawn from; None if the target is
             greedy or the controller does not want it.
@@ -62,6 +64,7 @@ class StepOutcome:
     target_probs: np.ndarray | None = None
     catch_up_tokens: Mapping[str, int] = field(default_factory=dict)
     catch_up_seconds: Mapping[str, float] = field(default_factory=dict)
+    offered_rows: Mapping[str, ExtraRows | PairedRows] = field(default_factory=dict)
 
 
 REASONS: Mapping[str, str] = {

@@ -152,17 +152,29 @@ class CostModel:
         """Expected seconds of deciding, committing and observing in one step; 0 while nothing was measured."""
         return 0.0 if self._overhead is None else self._overhead.value
 
-    def step_seconds(self, arm: Arm, nodes: int, *, batch: int = 1, context: int = 0, cold_tokens: int = 0) -> float:
+    def step_seconds(
+        self,
+        arm: Arm,
+        nodes: int,
+        *,
+        batch: int = 1,
+        context: int = 0,
+        cold_tokens: int = 0,
+        extra_rows: int = 0,
+    ) -> float:
         """Expected seconds of a step that plays `arm` and verifies `nodes` draft nodes.
 
         Args:
             cold_tokens: how far the drafter's state lags behind.
+            extra_rows: rows that the drafter adds to the pass besides.
 
         A budget of "auto" is taken to be `nodes`.
         """
         if not isinstance(arm, Arm):
             raise TypeError(f"arm must be an Arm, got {type(arm).__name__}")
-        seconds = self.overhead_seconds() + self.verify_seconds(nodes, batch=batch, context=context)
+        rows = _size("nodes", nodes) + _size("extra_rows", extra_rows)
+        seconds = self.overhead_seconds()
+        seconds += self.verify_seconds(min(rows, MAX_NODES), batch=batch, context=context)
         if arm.drafter == "ar":
             if nodes != 0:
                 raise ValueError(f"nodes must be 0 for the arm 'ar', got {nodes}")

@@ -13,6 +13,7 @@ import numpy as np
 from adaptspec.bandits import Feedback, Guard, Policy, PolicyContext
 from adaptspec.bandits.base import PolicyDecision
 from adaptspec.bandits.state import read_array, read_float, read_rng
+from adaptspec.control.added_rows import AddedRows
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, value_candidates
 from adaptspec.control.calibration import Calibrator
 from adaptspec.control.catching_up import CATCH_UP_STEPS, CatchUpAllowance
@@ -122,6 +123,7 @@ class PolicyController(Controller):
         self.wants_probabilities = policy.full_information
         self.rate = RunningRate()
         self.expected_lengths = np.ones(len(arms))
+        self._added_rows = AddedRows()
         self._budgets = [MAX_NODES if arm.budget == "auto" else arm.budget for arm in arms]
         members: dict[tuple[Source, bool], list[int]] = {}
         self._widest: dict[Source, int] = {}
@@ -132,6 +134,9 @@ class PolicyController(Controller):
             self._widest[source] = max(self._widest.get(source, 0), nodes)
         self._widest_arms = {source: Arm(source.drafter, nodes, source.vocab) for source, nodes in self._widest.items()}
         self._members = members
+        self._sizes = objective == "throughput" and all(
+            automatic for _, automatic in members
+        )  # none has a size to keep
         self._most_nodes = max(self._widest.values(), default=0)
         self._drafters = list(dict.fromkeys(source.drafter for source in self._widest))
         self.calibrators = {str(source): Calibrator() for source, automatic in self._members if automatic}
@@ -181,7 +186,8 @@ class PolicyController(Controller):
                 index, self._instead = warm, "cold"
         self._played = index
         arm = self.arms[index]
-        return Decision(self._steps, arm, chosen.propensity, asked=self._asked(arm, context))
+        asked = self._asked(arm, context)
+        return Decision(self._steps, arm, chosen.propensity, asked=asked, rate=self.rate.value if self._sizes else 0.0)
 
     def _pays_to_warm(self, index: int, warm: int, cold: int) -> bool:
         """Whether to switch from one arm to another whose drafter is `cold` tokens behind."""
@@ -196,8 +202,13 @@ class PolicyController(Controller):
         """Tokens that a step with an arm is known to gain over what its seconds are worth."""
         arm = self.arms[index]
         nodes = self._most_nodes if arm.budget == "auto" else arm.budget
-        seconds = self.cost.step_seconds(arm, nodes, context=self._position)
+        seconds = self._step_seconds(arm, nodes, context=self._position)
         return float(self.expected_lengths[index]) - self.rate.value * seconds
+
+    def _step_seconds(self, arm: Arm, nodes: int, *, context: int = 0) -> float:
+        """Of a step with an arm, the rows that its drafter adds to the pass included."""
+        added = self._added_rows.count(arm.source, nodes)
+        return self.cost.step_seconds(arm, nodes, context=context, extra_rows=added)
 
     def _asked(self, played: Arm, context: StepContext) -> tuple[Arm, ...]:
         """The played drafter, and others if the policy learns from all, other vocabularies of the played one among
@@ -233,7 +244,7 @@ class PolicyController(Controller):
             if tree is None or tree.siblings != "deterministic" or (_source(arm), True) not in self._members:
                 continue
             candidates = self._candidates[name] = value_candidates([tree], [name], calibrators=self.calibrators)
-            curve = self.cost.verify_curve(self._most_nodes, context=self._position)
+            curve = self._added_rows.verify_curve(self.cost, name, self._most_nodes, context=self._position)
             rate = self.rate.value
             self._kept[name], _ = fit_to_cost(candidates.tree, verify_curve=curve, rate=rate if rate > 0.0 else None)
         whole = super().assemble(decision, trees)
@@ -249,7 +260,7 @@ class PolicyController(Controller):
             for index in np.flatnonzero(self.policy.never_played).tolist():
                 arm = self.arms[index]
                 nodes = self._most_nodes if arm.budget == "auto" else arm.budget
-                self.policy.calibrate(index, seconds=self.cost.step_seconds(arm, nodes))
+                self.policy.calibrate(index, seconds=self._step_seconds(arm, nodes))
 
     def update(self, decision: Decision, outcome: StepOutcome) -> StepNotes:
         chosen, self._chosen = self._chosen, None
@@ -257,6 +268,7 @@ class PolicyController(Controller):
         record = outcome.record
         notes = self._notes(decision, outcome, chosen)
         observe_step(self.cost, outcome, asked=decision.asked)
+        self._added_rows.learn(outcome.offered_rows)
         tokens, seconds = float(record.emitted), record.seconds
         self.rate.add(tokens, seconds)
         self._latest_length = tokens
@@ -289,7 +301,8 @@ class PolicyController(Controller):
         elif isinstance(self.policy, Guard) and self.policy.overruled(chosen):
             reason = "guard"
         gain = record.emitted - self.rate.value * record.seconds
-        expected = self.cost.overhead_seconds() + self.cost.verify_seconds(record.verified, context=record.position)
+        rows = record.verified + outcome.extra_rows
+        expected = self.cost.overhead_seconds() + self.cost.verify_seconds(rows, context=record.position)
         expected += sum(self.cost.draft_seconds(arm.drafter, arm.budget, vocab=arm.vocab) for arm in decision.asked)
         digest = self._digest.add(outcome.tokens, index, gain)
         return StepNotes(reason, float(self.expected_lengths[index]), expected, gain, digest)
@@ -325,13 +338,13 @@ class PolicyController(Controller):
         """Gains and mask [n_arms] of one decision; moves the arms' virtual pointers on."""
         count, start, pointers = len(self.arms), judged.start, self._pointers
         lengths, seconds, seen = [0.0] * count, [0.0] * count, [False] * count  # few of each kind: faster than arrays
-        verify = self.cost.verify_curve(self._most_nodes, context=start)
         overhead = self.cost.overhead_seconds()
         for key, reach in judged.reaches.items():
             if not reach.complete:
                 continue
             source, nodes = key[0], judged.nodes[key]
             draft = self.cost.draft_seconds(source.drafter, self._widest[source], vocab=source.vocab) + overhead
+            verify = self._added_rows.verify_curve(self.cost, str(source), self._most_nodes, context=start)
             for index in self._members[key]:
                 if start < pointers[index]:
                     continue
@@ -343,7 +356,8 @@ class PolicyController(Controller):
                 pointers[index] = start + reached
         observed, gained = np.array(seen), np.array(lengths, dtype=np.float64)
         self._expect(observed, gained[observed])
-        gained[0], seconds[0], observed[0] = 1.0, verify.item(0) + overhead, True
+        alone = self.cost.verify_seconds(0, context=start) + overhead
+        gained[0], seconds[0], observed[0] = 1.0, alone, True
         gains = self._gain(gained, np.array(seconds))
         gains[~observed] = 0.0
         return gains, observed
@@ -369,6 +383,7 @@ class PolicyController(Controller):
             "calibrators": {name: calibrator.state_dict() for name, calibrator in self.calibrators.items()},
             "rng": self._rng.bit_generator.state,
             "allowance": self._allowance.seconds,
+            "added_rows": self._added_rows.state(),
             "counts": [self._steps, self._requests, self._digest.value],
         }
 
@@ -381,10 +396,12 @@ class PolicyController(Controller):
         steps, requests, digest = (int(count) for count in state["counts"])
         rng = read_rng(state, "rng")
         allowance = CatchUpAllowance(read_float(state, "allowance"))
+        added_rows = AddedRows.from_state(state.get("added_rows", {}))
         self.policy.load_state_dict(state["policy"])
         self.cost.load_state_dict(state["cost"])
         for name, calibrator in self.calibrators.items():
             calibrator.load_state_dict(state["calibrators"][name])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
         self.expected_lengths, self._rng, self._allowance = expected, rng, allowance
+        self._added_rows = added_rows
         self._steps, self._requests, self._digest.value = steps, requests, digest

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adaptspec.bandits.state import read_array, read_float, read_int
+from adaptspec.control.added_rows import AddedRows
 from adaptspec.control.assembly import Candidates, fit_to_cost, learn, leave_out, value_candidates
 from adaptspec.control.calibration import Calibrator, judge
 from adaptspec.control.catching_up import CATCH_UP_STEPS, CatchUpAllowance
@@ -137,6 +138,7 @@ class EvidenceController(Controller):
         self._expected = 1.0
         self._digest = Digest()
         self._allowance = CatchUpAllowance()
+        self._added_rows = AddedRows()  # only the drafter of a label like "lookahead@auto" adds its rows
 
     @property
     def valued(self) -> Sequence[Candidates]:
@@ -174,7 +176,8 @@ class EvidenceController(Controller):
                     self._only_probed.add(name)
             if probe or wanted:
                 asked.append(self._arms[name])
-        return Decision(self._steps, self.label if asked else Arm.autoregressive(), asked=tuple(asked))
+        label = self.label if asked else Arm.autoregressive()
+        return Decision(self._steps, label, asked=tuple(asked), rate=self.rate.value)
 
     def _source_to_ask(self, sources: Sequence[int], probes: np.ndarray) -> int:
         """Which vocabulary of a drafter: each so often at first, then a probed one, else the one that promises most."""
@@ -214,6 +217,7 @@ class EvidenceController(Controller):
         expected += sum(self._draft_seconds(self.names.index(arm.source)) for arm in decision.asked)
         self._notice_change(expected_verify, record.verify_seconds)
         observe_step(self.cost, outcome, asked=decision.asked)
+        self._added_rows.learn(outcome.offered_rows)
         self._weigh(outcome.tokens)
         self._latest = min(WORTH_BINS, record.emitted.bit_length()) - 1
         gain = record.emitted - self.rate.value * record.seconds
@@ -323,7 +327,7 @@ class EvidenceController(Controller):
         return kept, float(expected[len(kept)]) - rate * float(curve[len(kept)])
 
     def _curve(self) -> np.ndarray:
-        return self.cost.verify_curve(self.max_nodes, context=self._position)
+        return self._added_rows.verify_curve(self.cost, self.label.source, self.max_nodes, context=self._position)
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt, between requests."""
@@ -342,6 +346,7 @@ class EvidenceController(Controller):
             "counts": [self._steps, self._digest.value],
             "rng": self._rng.bit_generator.state,
             "allowance": self._allowance.seconds,
+            "added_rows": self._added_rows.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -363,4 +368,5 @@ class EvidenceController(Controller):
         self._survey = list(survey)
         self._steps, self._digest.value = (int(count) for count in state["counts"])
         self._allowance = CatchUpAllowance(read_float(state, "allowance"))
+        self._added_rows = AddedRows.from_state(state.get("added_rows", {}))
         self._rng.bit_generator.state = state["rng"]

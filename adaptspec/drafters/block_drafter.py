@@ -116,7 +116,7 @@ class BlockDrafter(HeadedDrafter):
 
     def observe(self, observation: Observation) -> None:
         block = self._open()
-        self._head_sets().observe(observation)
+        super().observe(observation)
         block.push(observation.features, count=len(observation.tokens))
 
     @property
@@ -128,11 +128,11 @@ class BlockDrafter(HeadedDrafter):
         self._open().settle(but_last=True)
 
     def finish(self) -> None:
-        self._head_sets().finish()
+        super().finish()
         self._open().start()
 
     def reset(self) -> None:
-        self._head_sets().reset()
+        super().reset()
         if self._block is not None:
             self._block.start()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adaptspec.drafters.base import Drafter, Needs
+from adaptspec.drafters.paying_levels import PayingLevels
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.pretrained import is_weights_folder
 from adaptspec.trees import beam_rerank
@@ -79,6 +80,7 @@ class DraftModel(Drafter):
         self._view: torch.nn.Module | None = None
         self._rows: ModelRows | None = None
         self._row_tokens: list[tuple[int, int]] = []
+        self._levels = PayingLevels()
 
     def use_vocab(self, names: Sequence[str]) -> None:
         from adaptspec.vocab import VocabHeads
@@ -166,11 +168,12 @@ class DraftModel(Drafter):
         runner.rollback(runner.length)
         self._row_tokens = []
         rows = self._rows = model_rows.ModelRows(runner, root_cached=True, model=self._view)
-        options = {"depth": depth, "vocab_size": self._vocab_size, "head": head}
+        options: dict[str, Any] = {"depth": depth, "vocab_size": self._vocab_size, "head": head}
+        stop = self._levels.stop(context, width=self.branching)
         if self.branching == 1 and not context.sampling.greedy:
             tree = model_rows.sampled_chain(rows, root_outputs, context, **options)
         elif self.branching == 1:
-            tree = model_rows.greedy_chain(rows, root_outputs, min_confidence=self.min_confidence, **options)
+            tree = model_rows.greedy_chain(rows, root_outputs, min_confidence=self.min_confidence, stop=stop, **options)
         else:
             levels: list[int] = []  # of the rows that `expand` was given
 
@@ -182,12 +185,18 @@ class DraftModel(Drafter):
                 self._row_tokens += zip(parents.tolist(), token_ids.tolist(), strict=True)
                 return head.top(rows.run(token_ids, parents), self.branching, depth=level)
 
-            return beam_rerank(expand, root=context.root, budget=budget, width=self.branching, max_depth=depth)
+            tree = beam_rerank(
+                expand, root=context.root, budget=budget, width=self.branching, max_depth=depth, stop=stop
+            )
+        self._levels.proposed(tree)
+        if self.branching > 1:
+            return tree
         self._row_tokens = list(enumerate(tree.token_ids[:-1].tolist()))
         return tree
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
+        self._levels.observe(tokens)
         if self._heads is not None:
             self._heads.observe(observation)
         kept: list[int] = []
@@ -207,12 +216,14 @@ class DraftModel(Drafter):
 
     def finish(self) -> None:
         self._forget_rows()
+        self._levels.forget()
         if self._heads is not None:
             self._heads.finish()
         if self._runner is not None:
             self._runner.close()
 
     def reset(self) -> None:
+        self._levels = PayingLevels()
         if self._heads is not None:
             self._heads.reset()
 

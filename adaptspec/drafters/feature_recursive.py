@@ -14,7 +14,7 @@ from adaptspec.drafters.headed import HeadedDrafter
 from adaptspec.drafters.lookup import whole_number
 from adaptspec.drafters.static_tree import limit_depth, rank_template, static_tree
 from adaptspec.names import unknown_name
-from adaptspec.trees import Expand, ExpandRows, Stop, Template, beam_rerank, sampled_chain, sampled_tree
+from adaptspec.trees import Expand, ExpandRows, Stop, Template, sampled_chain, sampled_tree
 from adaptspec.types import SIBLINGS, DraftContext, DraftTree, Observation, Sampling, Siblings
 
 if TYPE_CHECKING:
@@ -154,11 +154,11 @@ class FeatureRecursive(HeadedDrafter):
         expand = self._expand(context.vocab, width)
         if self.tree == "static":
             return static_tree(expand, self._template(budget), root=context.root, max_depth=depth)
-        return beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
+        return self._grow(expand, context, budget=budget, width=width, depth=depth, stop=stop)
 
     def observe(self, observation: Observation) -> None:
         recursion = self._open()
-        self._head_sets().observe(observation)
+        super().observe(observation)
         recursion.push(observation.tokens, observation.features)
 
     @property
@@ -170,11 +170,11 @@ class FeatureRecursive(HeadedDrafter):
         self._open().settle(but_last=True)
 
     def finish(self) -> None:
-        self._head_sets().finish()
+        super().finish()
         self._open().start()
 
     def reset(self) -> None:
-        self._head_sets().reset()
+        super().reset()
         if self._recursion is not None:
             self._recursion.start()
 

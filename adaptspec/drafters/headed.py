@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.drafters.base import Drafter
+from adaptspec.drafters.paying_levels import PayingLevels
+from adaptspec.trees import Expand, Stop, beam_rerank
+from adaptspec.types import DraftContext, DraftTree, Observation
 
 if TYPE_CHECKING:
     from adaptspec.vocab import HeadSets
@@ -22,6 +25,7 @@ class HeadedDrafter(Drafter):
 
     def __init__(self) -> None:
         self._sets: HeadSets | None = None
+        self._levels = PayingLevels()
         self._bound: tuple[Any, ...] = ()
 
     def use_vocab(self, names: Sequence[str]) -> None:
@@ -30,12 +34,34 @@ class HeadedDrafter(Drafter):
             self._sets, self._bound = None, ()
             self._head_sets()  # says which names it knows
 
+    def observe(self, observation: Observation) -> None:
+        self._head_sets().observe(observation)
+        self._levels.observe(observation.tokens)
+
+    def finish(self) -> None:
+        self._head_sets().finish()
+        self._levels.forget()
+
+    def reset(self) -> None:
+        self._head_sets().reset()
+        self._levels = PayingLevels()
+
     def state_dict(self) -> dict[str, Any]:
         """What vocabulary heads learnt over requests."""
         return self._head_sets().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._head_sets().load_state_dict(state, drafter=self.name, bound=bool(self._bound))
+
+    def _grow(
+        self, expand: Expand, context: DraftContext, *, budget: int, width: int, depth: int, stop: Stop | None = None
+    ) -> DraftTree:
+        """A dynamic tree of at most this depth; without a `stop`, as deep as pays."""
+        if stop is None:
+            stop = self._levels.stop(context, width=width)
+        tree = beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
+        self._levels.proposed(tree)
+        return tree
 
     def _head_sets(self) -> HeadSets:
         if self._sets is None:

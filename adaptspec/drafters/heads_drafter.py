@@ -112,16 +112,16 @@ class HeadsDrafter(HeadedDrafter):
 
     def observe(self, observation: Observation) -> None:
         parts = self._open()
-        self._head_sets().observe(observation)
+        super().observe(observation)
         if parts.layers in observation.features:
             self._take(self._normed(observation.features[parts.layers]), first=None)
 
     def finish(self) -> None:
-        self._head_sets().finish()
+        super().finish()
         self._close()
 
     def reset(self) -> None:
-        self._head_sets().reset()
+        super().reset()
 
     @abstractmethod
     def _take(self, hidden: torch.Tensor, *, first: int | None) -> None:

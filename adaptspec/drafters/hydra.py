@@ -9,7 +9,6 @@ import numpy as np
 
 from adaptspec.drafters.heads_drafter import CANDIDATES, HeadsDrafter
 from adaptspec.drafters.registry import register_drafter
-from adaptspec.trees import beam_rerank
 from adaptspec.types import DraftContext, DraftTree
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Hydra(HeadsDrafter):
             top = self._top(self._heads.blocks[level](inputs), head=level, vocab=context.vocab, count=CANDIDATES)
             return top.ids.cpu().numpy(), np.minimum(top.log_probs.double().cpu().numpy(), 0.0)
 
-        return beam_rerank(expand, root=context.root, budget=budget, width=self.width, max_depth=depth)
+        return self._grow(expand, context, budget=budget, width=self.width, depth=depth)
 
     @property
     def lag(self) -> int:

@@ -13,6 +13,7 @@ from adaptspec.target.views import headless
 from adaptspec.types import DraftContext, DraftTree, Sampling
 
 if TYPE_CHECKING:
+    from adaptspec.trees import Stop
     from adaptspec.vocab import VocabHead
 
 
@@ -137,9 +138,10 @@ def greedy_chain(
     min_confidence: float,
     vocab_size: int,
     head: DraftHead | None = None,
+    stop: Stop | None = None,
 ) -> DraftTree:
     """The most likely token at every depth, ending where the model's probability for it falls below
-    `min_confidence` (Draft & Verify, arXiv 2309.08168, section 4: adaptive draft exit)."""
+    `min_confidence` (Draft & Verify, arXiv 2309.08168, section 4: adaptive draft exit), or where `stop` says so."""
     head = WholeHead(vocab_size) if head is None else head
     tokens: list[int] = []
     scores: list[float] = []
@@ -152,6 +154,8 @@ def greedy_chain(
         total = min(total, total + float(log_probs[0, 0]))
         tokens.append(int(ids[0, 0]))
         scores.append(total)
+        if stop is not None and stop(len(tokens), np.array([total])):
+            break
         if len(tokens) < depth:
             outputs = rows.run(np.array(tokens[-1:]), np.array([len(tokens) - 1]))
     return DraftTree.chain(tokens, scores, evidence={"log_prob": np.diff(scores, prepend=0.0)})

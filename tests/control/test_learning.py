@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from adaptspec.control.arms import make_arms
 from adaptspec.control.controller import Controller, StepContext, StepOutcome
 from adaptspec.control.cost import CostModel
 from adaptspec.control.learning import EVALUATION_SHARE, PolicyController
-from adaptspec.types import Arm, Decision, DraftTree, StepRecord
+from adaptspec.types import Arm, Decision, DraftTree, ExtraRows, StepRecord
 
 BUDGETS = (2, 8)
 
@@ -26,12 +26,14 @@ class World:
     Attributes:
         reach: drafter -> (position -> tokens that it gets right).
         draft_seconds: per drafter.
-        verify_seconds: per number of verified nodes.
+        verify_seconds: per number of verified nodes and added rows.
+        added: rows that a drafter adds to the pass when it is played.
     """
 
     reach: Mapping[str, Callable[[int], int]]
     draft_seconds: dict[str, float]
     verify_seconds: Callable[[int], float] = lambda nodes: 0.040 + 0.001 * nodes
+    added: Mapping[str, int] = field(default_factory=dict)
     position: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -48,6 +50,8 @@ class World:
         right = int((np.cumprod(tree.token_ids == 0)).sum()) if len(tree) else 0
         drafts = {name: self.draft_seconds[name] for name in trees}
         played = drafts.get(decision.arm.drafter, 0.0)
+        offered = {name: rows_of(self.added[name]) for name in trees if name in self.added}
+        added = self.added.get(decision.arm.drafter, 0)
         record = StepRecord(
             step_id=decision.step_id,
             position=self.position,
@@ -59,14 +63,17 @@ class World:
             emitted=right + 1,
             draft_seconds=played,
             evaluate_seconds=sum(drafts.values()) - played,
-            verify_seconds=self.verify_seconds(len(tree)),
+            verify_seconds=self.verify_seconds(len(tree) + added),
             commit_seconds=0.0,
             observe_seconds=0.0,
             controller_seconds=0.0,
             other_seconds=0.0,
         )
         tokens = np.zeros(right + 1, dtype=np.int64)
-        controller.update(decision, StepOutcome(record, tree, trees, tokens, drafts, finished=finished))
+        outcome = StepOutcome(
+            record, tree, trees, tokens, drafts, extra_rows=added, finished=finished, offered_rows=offered
+        )
+        controller.update(decision, outcome)
         self.position += right + 1
         self.tokens += right + 1
         self.seconds += record.seconds
@@ -79,8 +86,15 @@ class World:
             right = 0 if arm.drafter == "ar" else min(self.reach[arm.drafter](position), int(arm.budget))
             position += right + 1
             nodes = 0 if arm.drafter == "ar" else int(arm.budget)
-            seconds += self.verify_seconds(nodes) + (self.draft_seconds[arm.drafter] if nodes else 0.0)
+            seconds += self.verify_seconds(nodes + self.added.get(arm.drafter, 0)) + (
+                self.draft_seconds[arm.drafter] if nodes else 0.0
+            )
         return position / seconds
+
+
+def rows_of(count: int) -> ExtraRows:
+    """So many rows that see themselves alone."""
+    return ExtraRows(np.zeros(count, np.int64), np.ones(count, np.int64), np.eye(count, dtype=np.bool_))
 
 
 def controller_for(world: World, name: str, *, objective: str = "throughput", seed: int = 0) -> PolicyController:
@@ -128,6 +142,34 @@ def test_seconds_decide_and_not_accepted_length(name: str) -> None:
         controller = controller_for(world, name, objective=objective)
         decisions = [world.step(controller) for _ in range(3000)]
         assert share_of(decisions[-500:], winner) > 0.6, objective
+
+
+@pytest.mark.parametrize("name", ["hedge", "fixed-share", "ucb"])
+def test_rows_that_a_drafter_adds_to_the_pass_are_charged(name: str) -> None:
+    """One is right a little more often; what it adds to the pass takes as long as 40 nodes, also where it is judged."""
+    reach = {"adds": drawn(2.5, 1), "plain": drawn(2.0, 2)}
+    world = World(reach, {"adds": 0.0005, "plain": 0.0005}, added={"adds": 40})
+    controller = controller_for(world, name)
+    decisions = [world.step(controller) for _ in range(3000)]
+    assert share_of(decisions[-500:], "plain@8") > 0.5
+    if controller.policy.full_information:
+        assert share_of(decisions[100:], "adds@8") + share_of(decisions[100:], "adds@2") < 0.15
+
+
+def test_a_step_is_expected_to_take_what_it_takes_with_added_rows() -> None:
+    world = World({"adds": drawn(2.5, 1)}, {"adds": 0.0005}, added={"adds": 40})
+    controller = controller_for(world, "hedge")
+    for _ in range(200):
+        world.step(controller)
+    for arm in controller.arms[1:]:
+        assert controller._step_seconds(arm, int(arm.budget)) == pytest.approx(
+            0.0805 + 0.001 * int(arm.budget), rel=0.01
+        )
+    other = controller_for(world, "hedge")
+    other.load_state_dict(controller.state_dict())
+    assert other._step_seconds(controller.arms[1], 2) == controller._step_seconds(controller.arms[1], 2)
+    with pytest.raises(ValueError, match=r"added_rows of 'adds' must be two whole numbers >= 0, got \[-1, 0\]"):
+        other.load_state_dict({**controller.state_dict(), "added_rows": {"adds": [-1, 0]}})
 
 
 @pytest.mark.parametrize("name", ["hedge", "exp3-ix"])

@@ -42,6 +42,19 @@ def test_automatic_size_reaches_the_best_fixed_size() -> None:
         assert run(world, controller_for(["only"]), 1200) > 0.95 * best_rate(world)
 
 
+def test_automatic_size_reckons_with_rows_that_are_added_anyway() -> None:
+    """Beyond the rows that the drafter adds nodes are dear: they are few, whatever they cost in a pass without them."""
+    world = World(
+        {"only": drawn(3.0, 1)},
+        {"only": 0.0},
+        verify_seconds=lambda rows: 0.04 + 0.0001 * rows + 0.1 * max(0, rows - 22),
+        added={"only": 20},
+    )
+    controller = EvidenceController(["only"], cost=CostModel(), max_nodes=8, label=Arm("only", "auto"))
+    assert run(world, controller, 1200) > 0.9 * best_rate(world)
+    assert controller._added_rows.count("only", 3) == 20
+
+
 @pytest.mark.parametrize("mode", ["mixture", "draft-then-choose"])
 def test_the_better_drafter_is_found(mode: Mode) -> None:
     world = World({"bad": drawn(0.1, 2), "good": drawn(3.0, 1)}, {"bad": 0.0002, "good": 0.0002})

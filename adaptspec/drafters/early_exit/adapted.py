@@ -91,7 +91,7 @@ class Adapted(HeadedDrafter):
 
     def observe(self, observation: Observation) -> None:
         self._open()
-        self._head_sets().observe(observation)
+        super().observe(observation)
         self._push(observation.features)
 
     @property
@@ -104,12 +104,12 @@ class Adapted(HeadedDrafter):
             rows.settle(but_last=True)
 
     def finish(self) -> None:
-        self._head_sets().finish()
+        super().finish()
         for rows in self._rows:
             rows.start()
 
     def reset(self) -> None:
-        self._head_sets().reset()
+        super().reset()
         for rows in self._rows:
             rows.start()
 

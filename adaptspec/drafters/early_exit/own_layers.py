@@ -11,7 +11,7 @@ import numpy as np
 from adaptspec.drafters.base import Needs
 from adaptspec.drafters.headed import HeadedDrafter
 from adaptspec.drafters.lookup import whole_number
-from adaptspec.types import DraftContext, DraftTree, Observation
+from adaptspec.types import DraftContext, DraftTree
 
 if TYPE_CHECKING:
     import torch
@@ -106,27 +106,22 @@ class OwnLayers(HeadedDrafter):
             "min_confidence": self._min_confidence(),
             "vocab_size": target.vocab_size,
             "head": self._head(context.vocab),
+            "stop": self._levels.stop(context, width=1),
         }
         root, above = np.array([context.root]), np.array([-1])
         if self._exit is not None:
             assert self._norm is not None
             exits: Any = ExitRows(target.trunk(), self._exit, self._norm)
             with torch.inference_mode():
-                return greedy_chain(exits, exits.run(root, above), **options)
-        rows = ModelRows(target, root_cached=False, model=self._view)
-        try:
-            return greedy_chain(rows, rows.run(root, above), **options)
-        finally:
-            target.rollback(target.length)  # the shortened model's rows are no part of the target's cache
-
-    def observe(self, observation: Observation) -> None:
-        self._head_sets().observe(observation)
-
-    def finish(self) -> None:
-        self._head_sets().finish()
-
-    def reset(self) -> None:
-        self._head_sets().reset()
+                tree = greedy_chain(exits, exits.run(root, above), **options)
+        else:
+            rows = ModelRows(target, root_cached=False, model=self._view)
+            try:
+                tree = greedy_chain(rows, rows.run(root, above), **options)
+            finally:
+                target.rollback(target.length)  # the shortened model's rows are no part of the target's cache
+        self._levels.proposed(tree)
+        return tree
 
     def _head(self, vocab: str) -> DraftHead:
         from adaptspec.drafters.model_rows import ReducedHead, WholeHead
