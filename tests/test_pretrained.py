@@ -176,6 +176,9 @@ def test_weights_may_sit_on_shipped_ones(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("adaptspec.pretrained.store.shipped_folder", lambda name: shipped.get(name))
     save_weights(shipped["base"], STATE, CARD, bits=4)
     base, _ = load_weights(shipped["base"])
+    save_weights(tmp_path / "rounded", base, CARD, bits=8)
+    own, _ = without_base({**load_weights(tmp_path / "rounded")[0], "more.weight": torch.ones(3, 2)}, CARD, "base")
+    assert list(own) == ["more.weight"]
     more = {**base, "more.weight": torch.ones(3, 2)}
     own, card = without_base(more, CARD, "base")
     assert list(own) == ["more.weight"]
@@ -184,6 +187,7 @@ def test_weights_may_sit_on_shipped_ones(tmp_path: Path, monkeypatch: pytest.Mon
     assert state.keys() == more.keys() and all(torch.equal(state[name], more[name]) for name in more)
     assert found == {**CARD, "base": {"name": "base", "sha256": read_card(shipped["base"])["sha256"]}}
     for wrong, message in (
+        ({**more, "fc.weight": base["fc.weight"][:5]}, "must hold all 4 tensors"),
         ({**more, "fc.weight": base["fc.weight"] + 1.0}, "must hold all 4 tensors of 'base' as they are, and others"),
         (base, "and others"),
         ({"more.weight": torch.ones(3, 2)}, "must hold all 4 tensors"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from adaptspec import AdaptiveSpec
+from adaptspec.cli.pool import weights_for
 from adaptspec.drafters import DRAFTERS, make_drafter
 from adaptspec.pretrained import __main__ as table
 from adaptspec.pretrained import load_weights, read_card, shipped_folder, shipped_names
@@ -18,10 +19,11 @@ from adaptspec.vocab.counts import shipped_frequencies, shipped_sizes
 
 DOCS = Path(__file__).parent.parent / "docs"
 SHIPPED = (
-    *("cats", "coral", "dflash", "draft-model", "dynaspec", "eagle1", "eagle3", "eagle3-lk", "griffin"),
-    *("hydra", "kangaroo", "medusa", "mtp1", "mtp3", "taps", "treeflash"),
+    *("cats", "confu", "coral", "dflash", "draft-model", "dynaspec", "eagle1", "eagle3", "eagle3-lk", "griffin"),
+    *("hydra", "kangaroo", "medusa", "mtp1", "mtp1-lk", "mtp3", "taps", "treeflash"),
 )
-TRAINED = tuple(sorted(name for name, cls in DRAFTERS.items() if cls.weights in SHIPPED))
+RULES = ("griffin-gs", "griffin-ltd")
+TRAINED = tuple(sorted(name for name, cls in DRAFTERS.items() if cls.weights in SHIPPED + RULES))
 PROMPTS = ("List three fruits and a colour for each.", "def area(width, height):")
 VOCABULARIES = ("fr:16384", "trim:8192", "evospec:8192+256", "microspec", "coral", "dynaspec")
 
@@ -50,6 +52,11 @@ def test_all_of_them_together_are_small() -> None:
 
 def test_the_docs_show_the_cards_as_they_are() -> None:
     assert table.markdown() in (DOCS / "weights.md").read_text(encoding="utf-8")
+
+
+def test_every_drafter_plays_on_the_embedded_model() -> None:
+    for name, cls in DRAFTERS.items():
+        assert not cls.weights or weights_for(cls.weights) == ["embedded"], name
 
 
 def test_frequency_lists_fit_the_model() -> None:
@@ -81,7 +88,10 @@ def test_greedy_output_is_the_target_s(embedded_model: tuple[Any, Any], alone: d
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_another_target_is_told_how_to_get_weights(tiny_llama: Any, name: str) -> None:
-    with pytest.raises(ValueError, match="no weights for this target: .*; train some with `adaptspec train"):
+    said = (
+        "not trained for this target: .*; make one" if name in RULES else "no weights for this target: .*; train some"
+    )
+    with pytest.raises(ValueError, match=f"{said} with `adaptspec train"):
         make_drafter(name).bind(HFTarget(tiny_llama))
 
 
