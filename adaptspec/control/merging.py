@@ -50,7 +50,7 @@ def merge_controllers(states: Sequence[State], *, base: State | None = None) -> 
         )
         for name in own["calibrators"]
     }
-    for key in ("rate", "expected_lengths", "worth", "added"):
+    for key in ("rate", "expected_lengths", "gained", "judged", "added"):
         if key in own:
             merged[key] = np.mean([state[key] for state in states], axis=0).tolist()
     return merged

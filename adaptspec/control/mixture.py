@@ -33,7 +33,20 @@ PROBE_RATE = 0.25
 """The same for a step at which it was asked by chance only: there are few of them."""
 
 FIRST_ASKS = 20
-"""So often every drafter is asked, with every vocabulary, before it is judged."""
+"""So often every drafter is asked, with every vocabulary, before it is judged; the dearest ones less often."""
+
+FIRST_LOSS = 1.0
+"""Tokens per step: a drafter that loses more is judged after `FEWEST_ASKS`."""
+
+FEWEST_ASKS = 3
+
+PROBE_LOSS = 0.006
+"""Tokens per step that probing all drafters may cost: one that nearly pays is asked often, a dear one seldom."""
+
+MOST_PROBES = 0.06
+
+LEAST_PROBES = 0.005
+"""Share of the steps at which any drafter is asked."""
 
 VOCAB_RATE = 0.01
 """Weight of the latest step in what a vocabulary is known to gain, once it is the mean of fewer steps no longer."""
@@ -116,7 +129,8 @@ class EvidenceController(Controller):
         self.calibrators = {name: Calibrator() for name in self.names}
         self.mixer = Mixer(self.names) if mode == "mixture" and len(self.names) > 1 else None
         self._local = self.mixer.new_local() if self.mixer else None
-        self._worth = np.zeros((len(self.names), WORTH_BINS))
+        self._gained = np.zeros((len(self.names), WORTH_BINS))  # tokens that each added to a step, verification paid
+        self._judged = np.zeros((len(self.names), WORTH_BINS))
         self._latest = 0  # bin of the step before
         self._cheap: frozenset[str] = frozenset()
         self._only_probed: set[str] = set()
@@ -157,19 +171,20 @@ class EvidenceController(Controller):
         self._probe = float(self._rng.random())
         self._cheap = cheap_together(self.cost, list(self._arms.values()))
         self._only_probed.clear()
-        probes = self._rng.random(len(self.names)) < PROBE_SHARE  # drawn always: the stream must not depend on times
+        chances = self._rng.random(len(self.names))  # drawn always: the stream must not depend on times
+        worths = [self._worth(index) for index in range(len(self.names))]
+        probes = [chance < self._probe_share(index, worths[index]) for index, chance in enumerate(chances.tolist())]
         asked = []
         for drafter, sources in self._sources.items():
             if drafter in context.unavailable:
                 continue
             index = self._source_to_ask(sources, probes)
-            name, probe = self.names[index], bool(probes[index])
-            worth = self._worth[index, self._latest]
+            name, probe, worth = self.names[index], probes[index], worths[index]
             catch_up = 0.0
             if cold := context.cold_tokens.get(drafter, 0):
                 catch_up = self.cost.catch_up_seconds(drafter, cold)
                 worth -= self.rate.value * catch_up / CATCH_UP_STEPS
-            wanted = name in self._cheap or self._asked[index] < FIRST_ASKS or worth > 0.0
+            wanted = name in self._cheap or worth > 0.0 or self._is_new(index, worth)
             if probe and not wanted:
                 probe = catch_up == 0.0 or self._allowance.take(catch_up)
                 if probe:
@@ -179,7 +194,24 @@ class EvidenceController(Controller):
         label = self.label if asked else Arm.autoregressive()
         return Decision(self._steps, label, asked=tuple(asked), rate=self.rate.value)
 
-    def _source_to_ask(self, sources: Sequence[int], probes: np.ndarray) -> int:
+    def _worth(self, index: int) -> float:
+        """Tokens that a source adds to a step like this one, minus what its time is worth."""
+        return float(self._gained[index, self._latest]) - self.rate.value * self._draft_seconds(index)
+
+    def _probe_share(self, index: int, worth: float) -> float:
+        """Of the steps at which a source is asked by chance."""
+        alone = len(self._sources[self._arms[self.names[index]].drafter]) == 1
+        if not alone:  # another vocabulary, which costs about as much as the one that is asked
+            return PROBE_SHARE
+        loss = PROBE_LOSS / len(self.names)
+        return min(MOST_PROBES, max(LEAST_PROBES, loss / max(-worth, loss)))
+
+    def _is_new(self, index: int, worth: float) -> bool:
+        """Whether it is too early to judge a source."""
+        asked = self._asked[index]
+        return bool(asked < FEWEST_ASKS or (asked < FIRST_ASKS and worth > -FIRST_LOSS))
+
+    def _source_to_ask(self, sources: Sequence[int], probes: Sequence[bool]) -> int:
         """Which vocabulary of a drafter: each so often at first, then a probed one, else the one that promises most."""
         if len(sources) == 1:
             return sources[0]
@@ -312,9 +344,10 @@ class EvidenceController(Controller):
             index = self.names.index(name)
             added = with_all - gained(rest)
             self._added[index] += max(1.0 / max(1, self._asked[index]), VOCAB_RATE) * (added - self._added[index])
-            worth = added - rate * self._draft_seconds(index)
-            weight = PROBE_RATE if name in self._only_probed else WORTH_RATE
-            self._worth[index, self._latest] += weight * (worth - self._worth[index, self._latest])
+            cell = index, self._latest
+            self._judged[cell] += 1.0
+            weight = PROBE_RATE if name in self._only_probed else max(WORTH_RATE, 1.0 / self._judged[cell])
+            self._gained[cell] += weight * (added - self._gained[cell])
         self._without = {}
 
     def _fit(self, tree: DraftTree) -> tuple[DraftTree, float]:
@@ -338,7 +371,8 @@ class EvidenceController(Controller):
             "mixer": None if self.mixer is None else self.mixer.state_dict(),
             "cost": self.cost.state_dict(),
             "rate": self.rate.state(),
-            "worth": self._worth.tolist(),
+            "gained": self._gained.tolist(),
+            "judged": self._judged.tolist(),
             "added": self._added.tolist(),
             "latest": self._latest,
             "asked": self._asked.tolist(),
@@ -360,7 +394,8 @@ class EvidenceController(Controller):
             self.mixer.load_state_dict(state["mixer"])
         self.cost.load_state_dict(state["cost"])
         self.rate = RunningRate(*(float(value) for value in state["rate"]))
-        self._worth = read_array(state, "worth", self._worth.shape)
+        self._gained = read_array(state, "gained", self._gained.shape)
+        self._judged = read_array(state, "judged", self._judged.shape, minimum=0.0)
         self._added = read_array(state, "added", self._added.shape)
         self._latest = read_int(state, "latest", minimum=0, maximum=WORTH_BINS - 1)
         self._asked = np.array(state["asked"], dtype=np.int64)

@@ -169,7 +169,7 @@ class DraftModel(Drafter):
         self._row_tokens = []
         rows = self._rows = model_rows.ModelRows(runner, root_cached=True, model=self._view)
         options: dict[str, Any] = {"depth": depth, "vocab_size": self._vocab_size, "head": head}
-        stop = self._levels.stop(context, width=self.branching)
+        stop = self._levels.stop(context, budget=budget, width=self.branching)
         if self.branching == 1 and not context.sampling.greedy:
             tree = model_rows.sampled_chain(rows, root_outputs, context, **options)
         elif self.branching == 1:
@@ -196,7 +196,7 @@ class DraftModel(Drafter):
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
-        self._levels.observe(tokens)
+        self._levels.observe(tokens, verified=len(observation.tree))
         if self._heads is not None:
             self._heads.observe(observation)
         kept: list[int] = []

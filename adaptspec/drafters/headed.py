@@ -36,7 +36,7 @@ class HeadedDrafter(Drafter):
 
     def observe(self, observation: Observation) -> None:
         self._head_sets().observe(observation)
-        self._levels.observe(observation.tokens)
+        self._levels.observe(observation.tokens, verified=len(observation.tree))
 
     def finish(self) -> None:
         self._head_sets().finish()
@@ -58,7 +58,7 @@ class HeadedDrafter(Drafter):
     ) -> DraftTree:
         """A dynamic tree of at most this depth; without a `stop`, as deep as pays."""
         if stop is None:
-            stop = self._levels.stop(context, width=width)
+            stop = self._levels.stop(context, budget=budget, width=width)
         tree = beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
         self._levels.proposed(tree)
         return tree

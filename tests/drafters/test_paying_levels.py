@@ -52,11 +52,11 @@ class Text:
             self.clock.now += self.seconds
             return np.full((len(token_ids), 1), 1), np.full((len(token_ids), 1), np.log(self.promised))
 
-        stop = self.levels.stop(context(rate), width=4)
+        stop = self.levels.stop(context(rate), budget=8, width=4)
         tree = beam_rerank(expand, root=5, budget=8, width=4, max_depth=8, stop=stop)
         self.levels.proposed(tree)
         right = int(np.cumprod(self.rng.random(len(tree)) < self.true).sum())
-        self.levels.observe(np.array([1] * right + [2]))
+        self.levels.observe(np.array([1] * right + [2]), verified=len(tree))
         return depth
 
     def typical(self, rate: float, steps: int = 300) -> int:
@@ -68,12 +68,12 @@ class Text:
     ("promised", "true", "rate", "depths"),
     [
         (0.5, 0.5, 0.0, range(8, 9)),  # time has no price
-        (0.5, 0.5, 1.0, range(6, 8)),  # a level must bring 0.01 tokens: 0.5^6 does, 0.5^7 does not
+        (0.5, 0.5, 1.0, range(5, 8)),  # a level must bring 0.01 tokens: 0.5^6 does, 0.5^7 does not
         (0.5, 0.5, 10.0, range(2, 5)),
         (0.5, 0.5, 90.0, range(1, 2)),
         (0.9, 0.9, 10.0, range(8, 9)),
         (0.9, 0.1, 10.0, range(1, 3)),  # it promises what does not come true
-        (0.3, 0.9, 10.0, range(4, 9)),  # and the other way round: 0.3^3 is less than a level must bring
+        (0.3, 0.9, 10.0, range(3, 9)),  # and the other way round: 0.3^3 is less than a level must bring
     ],
 )
 def test_depth_follows_what_levels_bring(promised: float, true: float, rate: float, depths: range) -> None:
@@ -100,17 +100,44 @@ def test_one_outlier_decides_nothing() -> None:
 def test_what_was_not_revealed_is_not_held_against_a_level() -> None:
     """The target took all of a smaller tree that was verified: deeper nodes of the proposal are neither hits nor
     misses."""
-    levels = PayingLevels(Clock())
-    for _ in range(50):
-        stop = levels.stop(context(1.0), width=1)
-        assert stop is not None
-        for depth in range(1, 5):
-            assert not stop(depth, np.array([-0.1 * depth]))
-        levels.proposed(DraftTree.chain([1, 1, 1, 1]))
-        levels.observe(np.array([1, 1]))
-    assert levels.trust(2) > 1.0 and levels.trust(3) == levels.trust(4) == 1.0
-    levels.observe(np.array([7]))  # judged already
-    assert levels.trust(2) > 1.0
+
+    def taught(tokens: list[int]) -> PayingLevels:
+        levels = PayingLevels(Clock())
+        for _ in range(50):
+            stop = levels.stop(context(1.0), budget=8, width=1)
+            assert stop is not None
+            for depth in range(1, 5):
+                assert not stop(depth, np.array([-0.5 * depth]))
+            levels.proposed(DraftTree.chain([1, 1, 1, 1], [-0.5, -1.0, -1.5, -2.0]))
+            levels.observe(np.array(tokens), verified=4)
+            levels.observe(np.array([7]), verified=4)  # judged already
+        return levels
+
+    whole = taught([1, 1])._came_true
+    assert whole.share(1) > 1.2 and whole.share(2) > 1.2 and whole.share(3) == whole.share(4) == 1.0
+    missed = taught([1, 2])._came_true
+    assert missed.share(1) > 1.2 and max(missed.share(depth) for depth in (2, 3, 4)) < 0.3
+
+
+def test_a_level_whose_nodes_crowd_out_others_brings_less() -> None:
+    """Where few nodes are verified, none of a second level is among them."""
+
+    def depth(verified: int) -> int:
+        levels = PayingLevels(clock := Clock())
+        depths = []
+        for _ in range(100):
+            stop = levels.stop(context(10.0), budget=16, width=4)
+            assert stop is not None
+            for level, scores in enumerate(([0.3, 0.2, 0.2, 0.2], [0.19] * 4), start=1):
+                clock.now += 0.03
+                if stop(level, np.log(scores)):
+                    break
+            depths.append(level)
+            levels.proposed(DraftTree.chain([1], [np.log(0.3)]))
+            levels.observe(np.array([1, 9]), verified=verified)
+        return int(np.median(depths[-50:]))
+
+    assert depth(verified=1) == 1 and depth(verified=8) == 2
 
 
 @pytest.mark.parametrize("name", ["eagle3-own", "griffin", "mtp"])

@@ -106,7 +106,7 @@ class OwnLayers(HeadedDrafter):
             "min_confidence": self._min_confidence(),
             "vocab_size": target.vocab_size,
             "head": self._head(context.vocab),
-            "stop": self._levels.stop(context, width=1),
+            "stop": self._levels.stop(context, budget=budget, width=1),
         }
         root, above = np.array([context.root]), np.array([-1])
         if self._exit is not None:
