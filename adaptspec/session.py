@@ -16,7 +16,7 @@ from adaptspec.drafters.base import Drafter
 from adaptspec.proposing import Proposer
 from adaptspec.target.base import Scored, Target
 from adaptspec.target.hf import feature_rows
-from adaptspec.target.rows import TargetRows, TokenBuffer, top_ids
+from adaptspec.target.rows import TargetRows, TokenBuffer, best_ids, top_ids
 from adaptspec.types import (
     Decision,
     DraftContext,
@@ -351,7 +351,7 @@ class Session:
                 columns = torch.from_numpy(top).to(scored.logits.device)
                 top_logits = scored.logits.gather(1, columns).float().cpu().numpy()
         features = feature_rows(scored.features, verdict.path) if scored.features else {}
-        extra = None if scored.extra_logits is None else scored.extra_logits.argmax(-1).cpu().numpy()
+        extra = None if scored.extra_logits is None else best_ids(scored.extra_logits)[1]
         paired = None if scored.paired is None else feature_rows({0: scored.paired}, verdict.path)[0]
         for name, drafter in self.proposer.healthy(self.drafters).items():
             own_extra, own_paired = (extra, paired) if name == extra_owner else (None, None)

@@ -86,14 +86,7 @@ class TargetRows:
         """
         if self.processors:
             return _ProcessedArgmax(self)
-        if self.logits.device.type == "cpu":
-            # numpy's argmax is vectorised, torch's is not: 0.2 ms against 2 ms for 33 rows of 49,152.
-            scores = self.logits.float().numpy()
-            indices = scores.argmax(axis=-1)
-            values = scores[np.arange(len(scores)), indices]  # NaN if the row holds one
-        else:
-            best = self.logits.max(dim=-1)
-            values, indices = best.values.float().cpu().numpy(), best.indices.cpu().numpy()
+        values, indices = best_ids(self.logits)
         if not np.isfinite(values).all():
             self._raise_not_finite(int((~np.isfinite(values)).argmax()))
         return indices
@@ -152,6 +145,18 @@ class _ProcessedArgmax:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def best_ids(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [R] and int64 [R], the largest of every row of logits [R, V] and where it first stands; NaN where the row
+    holds one."""
+    if logits.device.type != "cpu":
+        best = logits.max(dim=-1)
+        return best.values.float().cpu().numpy(), best.indices.cpu().numpy()
+    # numpy's argmax is vectorised, torch's is not: 0.2 ms against 2 ms for 33 rows of 49,152, in bfloat16 9 ms.
+    scores = logits.float().numpy()
+    indices = scores.argmax(axis=-1)
+    return scores[np.arange(len(scores)), indices], indices
 
 
 def top_ids(logits: torch.Tensor, count: int) -> np.ndarray:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+_SPARE = 16  # entries looked at beyond the k largest, for those that equal the last one
+
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
@@ -53,13 +55,19 @@ def top_tokens(logits: torch.Tensor, ids: torch.Tensor | None, *, k: int) -> Top
 
 
 def _first_of_equals(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest per row and their places; `topk` leaves open which of several equal ones it takes."""
-    values, places = logits.topk(min(k + 1, logits.shape[1]), dim=-1)
-    tied = ((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any(dim=1)
+    """The k largest per row and their places; `topk` leaves open which of several equal ones it takes, of which there
+    are many in 16 bits."""
+    seen = min(k + _SPARE, logits.shape[1])
+    values, places = logits.topk(seen, dim=-1)
+    places, order = places.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    places = places.gather(1, order)
+    unsure = (values[:, -1] == values[:, k - 1]) & (values[:, -1] > -torch.inf)  # others may be equal, and come first
     values, places = values[:, :k].contiguous(), places[:, :k].contiguous()
-    for row in tied.nonzero().flatten().tolist():
-        candidates = (logits[row] >= values[row, -1]).nonzero().flatten()
-        order = logits[row, candidates].sort(descending=True, stable=True).indices[:k]
-        places[row] = candidates[order]
-        values[row] = logits[row, places[row]]
+    if seen < logits.shape[1]:
+        for row in unsure.nonzero().flatten().tolist():
+            candidates = (logits[row] >= values[row, -1]).nonzero().flatten()
+            order = logits[row, candidates].sort(descending=True, stable=True).indices[:k]
+            places[row] = candidates[order]
+            values[row] = logits[row, places[row]]
     return values, places
