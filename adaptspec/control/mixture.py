@@ -173,12 +173,12 @@ class EvidenceController(Controller):
         self._only_probed.clear()
         chances = self._rng.random(len(self.names))  # drawn always: the stream must not depend on times
         worths = [self._worth(index) for index in range(len(self.names))]
-        probes = [chance < self._probe_share(index, worths[index]) for index, chance in enumerate(chances.tolist())]
+        probes = [chance < self._probe_share(index, worths) for index, chance in enumerate(chances.tolist())]
         asked = []
         for drafter, sources in self._sources.items():
             if drafter in context.unavailable:
                 continue
-            index = self._source_to_ask(sources, probes)
+            index = self._source_to_ask(sources, probes, worths)
             name, probe, worth = self.names[index], probes[index], worths[index]
             catch_up = 0.0
             if cold := context.cold_tokens.get(drafter, 0):
@@ -198,26 +198,24 @@ class EvidenceController(Controller):
         """Tokens that a source adds to a step like this one, minus what its time is worth."""
         return float(self._gained[index, self._latest]) - self.rate.value * self._draft_seconds(index)
 
-    def _probe_share(self, index: int, worth: float) -> float:
-        """Of the steps at which a source is asked by chance."""
-        alone = len(self._sources[self._arms[self.names[index]].drafter]) == 1
-        if not alone:  # another vocabulary, which costs about as much as the one that is asked
-            return PROBE_SHARE
-        loss = PROBE_LOSS / len(self.names)
-        return min(MOST_PROBES, max(LEAST_PROBES, loss / max(-worth, loss)))
+    def _probe_share(self, index: int, worths: Sequence[float]) -> float:
+        """Of the steps at which a source is asked by chance: in place of another vocabulary, or of nothing."""
+        rivals = self._sources[self._arms[self.names[index]].drafter]
+        loss = max(0.0, *(worths[rival] for rival in rivals)) - worths[index]
+        allowed = PROBE_LOSS / len(self.names)
+        return min(MOST_PROBES, max(LEAST_PROBES, allowed / max(loss, allowed)))
 
     def _is_new(self, index: int, worth: float) -> bool:
         """Whether it is too early to judge a source."""
         asked = self._asked[index]
         return bool(asked < FEWEST_ASKS or (asked < FIRST_ASKS and worth > -FIRST_LOSS))
 
-    def _source_to_ask(self, sources: Sequence[int], probes: Sequence[bool]) -> int:
+    def _source_to_ask(self, sources: Sequence[int], probes: Sequence[bool], worths: Sequence[float]) -> int:
         """Which vocabulary of a drafter: each so often at first, then a probed one, else the one that promises most."""
         if len(sources) == 1:
             return sources[0]
-        fewest = min(sources, key=lambda index: self._asked[index])
-        if self._asked[fewest] < FIRST_ASKS:
-            return fewest
+        if new := [index for index in sources if self._is_new(index, worths[index])]:
+            return min(new, key=lambda index: self._asked[index])
         if probed := [index for index in sources if probes[index]]:
             return min(probed, key=lambda index: self._asked[index])
         return max(sources, key=lambda index: self._added[index] - self.rate.value * self._draft_seconds(index))

@@ -65,6 +65,19 @@ def test_every_strategy_finds_the_best_vocabulary(strategy: str) -> None:
     assert late > (0.75 if strategy == "exp3" else 0.81) * fixed["fr:8"]
 
 
+@pytest.mark.parametrize("strategy", ["draft-then-choose", "mixture"])
+def test_a_vocabulary_far_too_dear_hides_no_other(strategy: str) -> None:
+    """It is judged after a few steps already; the others still get their turns."""
+    world = vocab_world()
+    world.drafters["head"] = Drafter(constantly(0.80), seconds=constantly(0.200))
+    controller = make_controller(strategy, arms=world.arms((4,)), drafters=["head"], seed=1)
+    steps = world.run(controller, steps=600)
+    asked = [name for step in steps for name in step.asked]
+    assert asked.count("head") < 0.05 * len(steps) + 5
+    assert asked.count("head/fr:8") > 0.7 * len(steps)
+    assert rate(steps[-300:]) > 0.8 * world.rate(Arm("head", 4, "fr:8"), tokens=700)
+
+
 def test_learning_is_apart_by_vocabulary() -> None:
     world = vocab_world()
     controller = make_controller("hedge", arms=world.arms((4,)), drafters=["head"], seed=1)
