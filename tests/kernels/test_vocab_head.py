@@ -80,7 +80,11 @@ def test_triton_is_not_there_on_a_cpu() -> None:
             "for row in unsure[:0].nonzero()",
             "of equal logits the lowest position comes first",
         ),
-        ("places.sort(dim=1)", "places.sort(dim=1, descending=True)", "of equal logits the lowest position comes first"),
+        (
+            "places.sort(dim=1)",
+            "places.sort(dim=1, descending=True)",
+            "of equal logits the lowest position comes first",
+        ),
         ("logits.masked_fill_(unused, -torch.inf)", "logits.masked_fill_(unused, 0.0)", "entries not in use"),
         ("found.masked_fill(nothing, -1)", "found", "infinite logits"),
         ("values[:, 0] - log_softmax[:, 0]", "values[:, 0]", "ordinary"),
