@@ -70,7 +70,7 @@ def parts_of(model: Any, *, nodes: int, prefix: int) -> dict[str, Callable[[], o
         f"score a tree of {nodes} nodes": score,
         f"plain forward of {nodes + 1} tokens": plain_forward,
         "  of the score: token, position and visibility rows": lambda: tree_rows(1, tree),
-        "  of the score: attention masks": lambda: target._masks(depths, visible),
+        "  of the score: attention masks": lambda: target._masks(depths, visible, depths),
         "validate the tree": lambda: tree.validate(vocab_size=target.vocab_size, budget=nodes),
         "argmax per row": lambda: TargetRows(logits, tree=tree, tokens=tokens, processors=None).argmax(),
         "greedy walk": lambda: verify_greedy(tree, best),
