@@ -123,13 +123,12 @@ def markdown(published: pd.DataFrame, benches: Sequence[Bench], *, categories: S
         rows = system.rows(published)
         if rows.empty:
             continue
-        ours = [
-            found
-            for bench in benches
-            for setting in bench.runs
-            if system.measures(setting) and (found := bench.numbers(setting, categories)) is not None
-        ]
-        for first, found in enumerate(ours or [None]):
+        ours: dict[str, Measured] = {}  # of the first file that has it
+        for bench in benches:
+            for setting in filter(system.measures, bench.runs):
+                if (found := bench.numbers(setting, categories)) is not None:
+                    ours.setdefault(setting, found)
+        for first, found in enumerate(list(ours.values()) or [None]):
             cells = [system.name, *_published(rows, published)] if not first else [""] * 4
             lines.append("| " + " | ".join([*cells, *_measured(system, found)]) + " |")
     return "\n".join(lines) + "\n"
@@ -147,7 +146,7 @@ def _published(rows: pd.DataFrame, everything: pd.DataFrame) -> list[str]:
         elif row["measure"] == "headline":
             speedups.append(row["value"])
     lengths = [*chosen.loc[chosen["measure"] == "mean accepted length", "value"]]
-    return [_range(speedups), _range(lengths), f"{chosen['configuration'].nunique()}{what}"]
+    return [_range(speedups), _range(lengths), f"{len(chosen[['method', 'configuration']].drop_duplicates())}{what}"]
 
 
 def _baseline(row: Mapping[str, Any], everything: pd.DataFrame) -> float | None:
@@ -178,8 +177,11 @@ def _measured(system: System, found: Measured | None) -> list[str]:
     if found is None:
         wanted = ",".join(system.settings())
         return ["not measured", "", "", "", f"`{option} {wanted}`"]
-    drafter, _, vocab = found.setting.partition("/")
-    how = f"`{option} {drafter}" + (f" --vocab {vocab}`" if vocab else "`")
+    arm, _, vocab = found.setting.partition("/")
+    how = f"`{option} {arm}`"
+    if vocab:
+        drafter, _, budget = arm.partition("@")
+        how = f"`{option} {drafter} --budgets {budget} --vocab {vocab}`"
     note = f"; {system.note}" if system.note else ""
     return [f"`{found.setting}`", found.speedup, f"{found.length:.2f}", found.identical, how + note]
 

@@ -24,6 +24,8 @@ MTP Lλ LK,"Target=A, Temperature=1",2026.02,1.5,
 """
 HEADLINES = """method,configuration,date,headline,column_25
 FR-Spec,Model=M,2026.01,300,2.5
+GLM-5,GPU=8,2026.01,1.8,3
+DeepSeek-V3,GPU=8,2026.01,1.2,2.7
 AR,Model=M,2026.01,200,1
 FR-Spec,Model=N,2026.01,90,
 AR,Model=N,2026.01,100,1
@@ -76,9 +78,10 @@ def test_a_row_holds_both(tmp_path: Path) -> None:
 
 def test_tokens_per_second_are_put_beside_no_speculation_of_the_same_model(tmp_path: Path) -> None:
     found = table(tmp_path, HEADLINES)
+    assert found["MTP, one layer (DeepSeek, GLM, Qwen3.5, JoyAI)"][2] == "2"
     assert found["FR-Spec"][:3] == ["0.90 to 1.50", "2.50", "2"]
     assert found["FR-Spec"][3:] == [
-        *("`eagle3@30/fr:16384`", "1.25", "1.50", "1/3 (0.12)", "`--pool eagle3@30 --vocab fr:16384`"),
+        *("`eagle3@30/fr:16384`", "1.25", "1.50", "1/3 (0.12)", "`--pool eagle3 --budgets 30 --vocab fr:16384`"),
     ]
     assert found["CATS, chain"][:5] == ["2.50", "2.40", "1", "`cats-chain@6`", "0.50"]  # relaxed figures are not greedy
 
