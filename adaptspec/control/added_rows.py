@@ -24,21 +24,20 @@ class AddedRows:
         for source, rows in offered.items():
             self._counts[source] = (rows.count(0), rows.count(1) - rows.count(0))
 
+    def __contains__(self, source: str) -> bool:
+        return source in self._counts
+
     def count(self, source: str, nodes: int) -> int:
         """Rows besides the root and so many nodes; 0 for a source that never offered any."""
-        if source not in self._counts:
-            return 0
-        fixed, per_node = self._counts[source]
+        fixed, per_node = self._counts.get(source, (0, 0))
         return fixed + per_node * nodes
 
     def verify_curve(self, cost: CostModel, source: str, most: int, *, context: int) -> np.ndarray:
         """float64 [most + 1], expected seconds of a pass with 0..most nodes of a source and the rows it adds."""
-        if source not in self._counts:
+        if source not in self:
             return cost.verify_curve(most, context=context)
-        nodes = np.arange(most + 1)
-        fixed, per_node = self._counts[source]
-        rows = np.minimum(nodes + fixed + per_node * nodes, MAX_NODES)
-        return cost.verify_curve(int(rows[-1]), context=context)[rows]
+        rows = [min(nodes + self.count(source, nodes), MAX_NODES) for nodes in range(most + 1)]
+        return cost.verify_curve(rows[-1], context=context)[rows]
 
     def state(self) -> dict[str, list[int]]:
         """By source, both numbers."""

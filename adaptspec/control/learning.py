@@ -134,9 +134,8 @@ class PolicyController(Controller):
             self._widest[source] = max(self._widest.get(source, 0), nodes)
         self._widest_arms = {source: Arm(source.drafter, nodes, source.vocab) for source, nodes in self._widest.items()}
         self._members = members
-        self._sizes = objective == "throughput" and all(
-            automatic for _, automatic in members
-        )  # none has a size to keep
+        only_automatic = all(automatic for _, automatic in members)  # no arm has a size to keep
+        self._sizes = objective == "throughput" and only_automatic
         self._most_nodes = max(self._widest.values(), default=0)
         self._drafters = list(dict.fromkeys(source.drafter for source in self._widest))
         self.calibrators = {str(source): Calibrator() for source, automatic in self._members if automatic}
@@ -338,13 +337,15 @@ class PolicyController(Controller):
         """Gains and mask [n_arms] of one decision; moves the arms' virtual pointers on."""
         count, start, pointers = len(self.arms), judged.start, self._pointers
         lengths, seconds, seen = [0.0] * count, [0.0] * count, [False] * count  # few of each kind: faster than arrays
-        overhead = self.cost.overhead_seconds()
+        overhead, plain = self.cost.overhead_seconds(), self.cost.verify_curve(self._most_nodes, context=start)
         for key, reach in judged.reaches.items():
             if not reach.complete:
                 continue
             source, nodes = key[0], judged.nodes[key]
             draft = self.cost.draft_seconds(source.drafter, self._widest[source], vocab=source.vocab) + overhead
-            verify = self._added_rows.verify_curve(self.cost, str(source), self._most_nodes, context=start)
+            verify, name = plain, self._widest_arms[source].source
+            if name in self._added_rows:
+                verify = self._added_rows.verify_curve(self.cost, name, self._most_nodes, context=start)
             for index in self._members[key]:
                 if start < pointers[index]:
                     continue
@@ -356,8 +357,7 @@ class PolicyController(Controller):
                 pointers[index] = start + reached
         observed, gained = np.array(seen), np.array(lengths, dtype=np.float64)
         self._expect(observed, gained[observed])
-        alone = self.cost.verify_seconds(0, context=start) + overhead
-        gained[0], seconds[0], observed[0] = 1.0, alone, True
+        gained[0], seconds[0], observed[0] = 1.0, plain.item(0) + overhead, True
         gains = self._gain(gained, np.array(seconds))
         gains[~observed] = 0.0
         return gains, observed

@@ -11,7 +11,6 @@ from adaptspec.drafters.base import Drafter, Needs
 from adaptspec.drafters.paying_levels import PayingLevels
 from adaptspec.drafters.registry import register_drafter
 from adaptspec.pretrained import is_weights_folder
-from adaptspec.trees import beam_rerank
 from adaptspec.types import DraftContext, DraftTree, Observation, Siblings
 
 if TYPE_CHECKING:
@@ -169,11 +168,15 @@ class DraftModel(Drafter):
         self._row_tokens = []
         rows = self._rows = model_rows.ModelRows(runner, root_cached=True, model=self._view)
         options: dict[str, Any] = {"depth": depth, "vocab_size": self._vocab_size, "head": head}
-        stop = self._levels.stop(context, budget=budget, width=self.branching)
         if self.branching == 1 and not context.sampling.greedy:
             tree = model_rows.sampled_chain(rows, root_outputs, context, **options)
         elif self.branching == 1:
-            tree = model_rows.greedy_chain(rows, root_outputs, min_confidence=self.min_confidence, stop=stop, **options)
+            options |= {
+                "min_confidence": self.min_confidence,
+                "stop": self._levels.stop(context, budget=budget, width=1),
+            }
+            tree = model_rows.greedy_chain(rows, root_outputs, **options)
+            self._levels.proposed(tree)
         else:
             levels: list[int] = []  # of the rows that `expand` was given
 
@@ -185,12 +188,7 @@ class DraftModel(Drafter):
                 self._row_tokens += zip(parents.tolist(), token_ids.tolist(), strict=True)
                 return head.top(rows.run(token_ids, parents), self.branching, depth=level)
 
-            tree = beam_rerank(
-                expand, root=context.root, budget=budget, width=self.branching, max_depth=depth, stop=stop
-            )
-        self._levels.proposed(tree)
-        if self.branching > 1:
-            return tree
+            return self._levels.grow(expand, context, budget=budget, width=self.branching, depth=depth)
         self._row_tokens = list(enumerate(tree.token_ids[:-1].tolist()))
         return tree
 

@@ -154,7 +154,7 @@ class FeatureRecursive(HeadedDrafter):
         expand = self._expand(context.vocab, width)
         if self.tree == "static":
             return static_tree(expand, self._template(budget), root=context.root, max_depth=depth)
-        return self._grow(expand, context, budget=budget, width=width, depth=depth, stop=stop)
+        return self._levels.grow(expand, context, budget=budget, width=width, depth=depth, stop=stop)
 
     def observe(self, observation: Observation) -> None:
         recursion = self._open()

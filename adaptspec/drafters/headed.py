@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptspec.drafters.base import Drafter
 from adaptspec.drafters.paying_levels import PayingLevels
-from adaptspec.trees import Expand, Stop, beam_rerank
-from adaptspec.types import DraftContext, DraftTree, Observation
+from adaptspec.types import Observation
 
 if TYPE_CHECKING:
     from adaptspec.vocab import HeadSets
@@ -52,16 +51,6 @@ class HeadedDrafter(Drafter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._head_sets().load_state_dict(state, drafter=self.name, bound=bool(self._bound))
-
-    def _grow(
-        self, expand: Expand, context: DraftContext, *, budget: int, width: int, depth: int, stop: Stop | None = None
-    ) -> DraftTree:
-        """A dynamic tree of at most this depth; without a `stop`, as deep as pays."""
-        if stop is None:
-            stop = self._levels.stop(context, budget=budget, width=width)
-        tree = beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
-        self._levels.proposed(tree)
-        return tree
 
     def _head_sets(self) -> HeadSets:
         if self._sets is None:

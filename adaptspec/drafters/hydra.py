@@ -74,7 +74,7 @@ class Hydra(HeadsDrafter):
             top = self._top(self._heads.blocks[level](inputs), head=level, vocab=context.vocab, count=CANDIDATES)
             return top.ids.cpu().numpy(), np.minimum(top.log_probs.double().cpu().numpy(), 0.0)
 
-        return self._grow(expand, context, budget=budget, width=self.width, depth=depth)
+        return self._levels.grow(expand, context, budget=budget, width=self.width, depth=depth)
 
     @property
     def lag(self) -> int:

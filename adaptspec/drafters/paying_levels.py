@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from adaptspec.trees import Stop
+from adaptspec.trees import Expand, Stop, beam_rerank
 from adaptspec.types import ROOT, DraftContext, DraftTree
 
 FADE = 0.98
@@ -49,6 +49,16 @@ class PayingLevels:
         self._proposals = 0
         self._levels: list[np.ndarray] = []
         self._tree: DraftTree | None = None
+
+    def grow(
+        self, expand: Expand, context: DraftContext, *, budget: int, width: int, depth: int, stop: Stop | None = None
+    ) -> DraftTree:
+        """`beam_rerank` to at most this depth; without a `stop`, as deep as pays."""
+        if stop is None:
+            stop = self.stop(context, budget=budget, width=width)
+        tree = beam_rerank(expand, root=context.root, budget=budget, width=width, max_depth=depth, stop=stop)
+        self.proposed(tree)
+        return tree
 
     def stop(self, context: DraftContext, *, budget: int, width: int) -> Stop | None:
         """Told after every level; None if nothing is to be decided, because time has no price.
